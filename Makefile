@@ -1,0 +1,40 @@
+# `make demo` and `make test` set everything up by themselves; they need Python 3.11 or newer and a package registry.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# One torch thread per test process: processes that each start a thread per core slow one another down.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: demo test nightly lint format docs clean
+
+demo: $(INSTALLED)
+	$(BIN)/subquad bench
+
+test: $(INSTALLED)
+	$(PYTEST) -m "not nightly"
+
+nightly: $(INSTALLED)
+	$(PYTEST) -m nightly
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The generated parts of README.md and docs/; tests/test_docs.py fails while they are out of date.
+docs: $(INSTALLED)
+	$(BIN)/subquad docs
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --editable '.[dev]' --constraint constraints.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The command line. Modules here import torch only inside commands, so that `subquad --help` answers at once."""

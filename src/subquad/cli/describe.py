@@ -1,0 +1,111 @@
+"""What the registry says about a mechanism, as plain data: the source of `subquad info` and of the generated docs."""
+
+import inspect
+import re
+import sys
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from subquad.mixers import Mixer, mixer_class
+
+TITLE = re.compile(r"(Equation|Cost|Citation)s?[:,] *")
+LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Idea, capabilities, sections of the docstring (equation, cost, citation, ...) and options of a mechanism."""
+    mixer = mixer_class(name)
+    idea, sections = docstring(mixer)
+    return {
+        "name": name,
+        "class": f"subquad.mixers.{mixer.__name__}",
+        "idea": idea,
+        "capabilities": capabilities(mixer),
+        "sections": sections,
+        "options": [option(key, info) for key, info in mixer.Config.model_fields.items()],
+    }
+
+
+def capabilities(mixer: type[Mixer]) -> dict[str, Any]:
+    has = mixer.capabilities
+    return {
+        "bidirectional": has.bidirectional,
+        "causal": has.causal,
+        "cross": has.cross,
+        "grid": has.grid,
+        "state": has.state,
+        "linear": has.linear,
+    }
+
+
+def docstring(mixer: type[Mixer]) -> tuple[str, dict[str, str]]:
+    """The first paragraph of the mechanism's file, and what it says under "Equation", "Cost" and "Citation".
+
+    A paragraph that begins with one of these titles opens a section; other paragraphs belong to the section before.
+    """
+    text = inspect.cleandoc(sys.modules[mixer.__module__].__doc__ or "")
+    idea, *rest = re.split(r"\n[ ]*\n", text)
+    sections: dict[str, str] = {}
+    title = "Notes"
+    for paragraph in rest:
+        found = TITLE.match(paragraph)
+        if found:
+            title, paragraph = found[1], paragraph[found.end() :]
+        sections[title] = "\n\n".join(filter(None, [sections.get(title), paragraph]))
+    return " ".join(idea.split()), {key: inspect.cleandoc(value) for key, value in sections.items()}
+
+
+def option(name: str, field: FieldInfo) -> dict[str, Any]:
+    return {
+        "name": name,
+        "type": type_name(field.annotation),
+        "required": field.is_required(),
+        "default": None if field.is_required() else field.get_default(call_default_factory=True),
+        "limits": limits(field),
+        "description": field.description or "",
+    }
+
+
+def default_text(described: dict[str, Any]) -> str:
+    return "required" if described["required"] else repr(described["default"])
+
+
+def type_name(annotation: Any) -> str:
+    """`int | None`, `"a" | "b"`: a type as one would write it."""
+    if get_origin(annotation) is Literal:
+        return " | ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " | ".join(type_name(part) for part in get_args(annotation))
+    if annotation is type(None):
+        return "None"
+    if get_origin(annotation) is not None:
+        inner = ", ".join("..." if part is Ellipsis else type_name(part) for part in get_args(annotation))
+        return f"{get_origin(annotation).__name__}[{inner}]"
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def limits(field: FieldInfo) -> str:
+    """The numeric limits of an option: `>= 1`."""
+    pairs = [(limit, key) for limit in field.metadata for key in LIMITS if hasattr(limit, key)]
+    return ", ".join(f"{LIMITS[key]} {getattr(limit, key)}" for limit, key in pairs)
+
+
+def yes(value: bool, otherwise: str) -> str:
+    return "yes" if value else otherwise
+
+
+def table_row(described: dict[str, Any]) -> list[str]:
+    """Cells of the mechanism table: bidirectional, causal, cross, 2-D grid, streaming state."""
+    has = described["capabilities"]
+    return [
+        yes(has["bidirectional"], "refuse"),
+        yes(has["causal"], "refuse"),
+        yes(has["cross"], "refuse"),
+        yes(has["grid"], "as sequence"),
+        has["state"],
+    ]
+
+
+TABLE_HEADERS = ["bidirectional", "causal", "cross", "2-D grid", "streaming state"]

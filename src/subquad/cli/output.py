@@ -1,0 +1,79 @@
+"""Tables and progress: rich on a terminal, plain lines in a pipe or a log."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> None:
+    """Columns listed in `numeric` are aligned to the right. An empty row separates groups."""
+    if sys.stdout.isatty():
+        _print_rich(headers, rows, numeric)
+        return
+    widths = [max(len(line[i]) for line in [headers, *filter(None, rows)]) for i in range(len(headers))]
+    for line in [headers, ["-" * width for width in widths], *rows]:
+        cells = [cell.rjust(widths[i]) if i in numeric else cell.ljust(widths[i]) for i, cell in enumerate(line)]
+        print("  ".join(cells).rstrip())
+
+
+def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for i, header in enumerate(headers):
+        table.add_column(header, justify="right" if i in numeric else "left", overflow="fold")
+    for row in rows:
+        if row:
+            table.add_row(*(Text(cell) for cell in row))  # Text: brackets in a cell are no markup
+        else:
+            table.add_section()
+    Console().print(table)
+
+
+class Lines:
+    """Progress for a log: one line per step, with the time that has passed."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.start = total, 0, time.monotonic()
+
+    def __call__(self, message: str) -> None:
+        self.done += 1
+        seconds = time.monotonic() - self.start
+        print(f"[{self.done}/{self.total}, {seconds:.0f} s] {message}", file=sys.stderr, flush=True)
+
+
+class Bar:
+    """Progress for a terminal; used as a context."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        message = TextColumn("{task.description}", markup=False)
+        self.bar = Progress(*columns, message, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task("starting", total=total)
+
+    def __call__(self, message: str) -> None:
+        self.bar.update(self.task, advance=1, description=message)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Lines | Bar]:
+    """A function to call with a message after each of `total` steps."""
+    if not sys.stderr.isatty():
+        yield Lines(total)
+        return
+    bar = Bar(total)
+    with bar.bar:
+        yield bar

@@ -1,0 +1,1 @@
+"""Measured comparisons: time and memory by length, and the checks that stand before every number."""

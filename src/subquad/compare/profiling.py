@@ -1,0 +1,101 @@
+"""Measuring a piece of work: its seconds, its peak of memory, and the environment that both depend on.
+
+Peak memory is what the measured work itself had allocated at its worst moment: tensors that existed before it (inputs,
+parameters) are not counted. On the CPU it is the running sum of every allocation and release that torch's profiler
+sees, temporaries inside fused kernels included; what a library takes behind torch's allocator is not seen.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own log lines would run through the progress bar
+
+Work = Callable[[], object]
+
+
+def no_wait() -> None:
+    """Nothing to wait for: the CPU has finished when a call returns."""
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """A function that waits until the device has done what it was given."""
+    return no_wait if device.type == "cpu" else getattr(torch, device.type).synchronize
+
+
+def interleaved_seconds(
+    work: Mapping[str, Work],
+    repeats: int,
+    *,
+    warmup: int = 1,
+    synchronize: Callable[[], None] = no_wait,
+    clock: Callable[[], float] = time.perf_counter,
+    after_round: Callable[[int], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Seconds of every piece of work, `repeats` of each.
+
+    Every round runs each piece once, so that a machine that slows down for a while slows all of them down; the first
+    `warmup` rounds are not kept. `after_round` is told how many rounds were kept so far.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for round_number in range(warmup + repeats):
+        for name, run in work.items():
+            synchronize()
+            start = clock()
+            result = run()
+            synchronize()
+            elapsed = clock() - start
+            del result  # freed outside the measured region, and before the next piece allocates
+            if round_number >= warmup:
+                seconds[name].append(elapsed)
+        after_round(max(0, round_number + 1 - warmup))
+    return seconds
+
+
+def peak_bytes(work: Work, device: torch.device) -> int:
+    """Most bytes that `work` had allocated at any moment, its result included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu":
+        raise ValueError(f"peak memory can be measured on cpu and cuda, not on {device.type}")
+    with profile(profile_memory=True) as recorded:
+        work()
+    changes = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a time depends on besides the code. Names no host, user or path."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+    }
+
+
+def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the system states it, or its architecture."""
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,37 @@
+"""Token mixing behind one contract. `build("eva", dim=512, heads=8)` or `subquad.mixers.EVA(dim=512, heads=8)`."""
+
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Any
+
+from subquad.mixers.base import Capabilities, Mixed, Mixer, available, build, mixer_class, register
+from subquad.mixers.config import MixerConfig
+from subquad.mixers.layout import Layout
+from subquad.mixers.state import CrossState, State
+
+# Every file of this folder is imported, so a mechanism registers itself by being there.
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+_CLASSES = {mixer_class(name).__name__: mixer_class(name) for name in available()}
+globals().update(_CLASSES)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = [
+    "Capabilities",
+    "CrossState",
+    "Layout",
+    "Mixed",
+    "Mixer",
+    "MixerConfig",
+    "State",
+    "available",
+    "build",
+    "mixer_class",
+    "register",
+    *_CLASSES,
+]

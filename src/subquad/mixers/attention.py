@@ -1,0 +1,85 @@
+"""What the mechanisms built on queries, keys and values share: projections into heads and back."""
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.mixers.base import Mixer
+from subquad.mixers.config import MixerConfig
+
+
+class AttentionConfig(MixerConfig):
+    """Options of every mechanism with queries, keys and values."""
+
+    qkv_bias: bool = Field(True, description="bias of the query, key and value projections")
+
+    @property
+    def head_width(self) -> int:
+        return self.dim // self.heads
+
+
+class AttentionMixer(Mixer):
+    """Projects x to q, k, v of shape (batch, heads, time, d), and mixed heads back to (batch, time, C).
+
+    One linear map holds [q | k | v], each `heads` contiguous groups of d channels.
+    """
+
+    config: AttentionConfig
+
+    def __init__(self, config: AttentionConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        self.scale = config.head_width**-0.5
+        self.inner = config.heads * config.head_width
+        self.qkv = nn.Linear(config.dim, 3 * self.inner, bias=config.qkv_bias)
+        self.out: nn.Module = nn.Linear(self.inner, config.dim)
+        self.drop = nn.Dropout(config.dropout)
+        self.apply(init_small)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v, each (batch, heads, time, d)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.config.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def project_part(self, x: Tensor, first: int, last: int) -> list[Tensor]:
+        """Some of q (0), k (1), v (2): parts first .. last - 1, each (batch, heads, time, d)."""
+        rows = slice(first * self.inner, last * self.inner)
+        bias = self.qkv.bias[rows] if self.qkv.bias is not None else None
+        flat = F.linear(x, self.qkv.weight[rows], bias)
+        return list(flat.unflatten(-1, (last - first, self.config.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0))
+
+    def merge(self, heads: Tensor) -> Tensor:
+        """(batch, heads, time, d) -> (batch, time, C): heads side by side, output projection, dropout."""
+        return self.drop(self.out(heads.transpose(1, 2).flatten(2).to(self.qkv.weight.dtype)))
+
+
+def init_small(module: nn.Module) -> None:
+    """Linear maps: truncated normal of deviation 0.02, biases 0."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02, a=-2, b=2)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def init_xavier(module: nn.Linear, gain: float = 1.0) -> None:
+    """Xavier-uniform weights, zero biases."""
+    nn.init.xavier_uniform_(module.weight, gain)
+    if module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+class HeadMap(nn.Module):
+    """A linear map of head vectors, shared by all heads, with a layer norm or without: (..., d) -> (..., d)."""
+
+    def __init__(self, width: int, norm: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm: nn.Module = nn.LayerNorm(width) if norm else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+def kernel_logits(w: Tensor, t: Tensor, scale: float) -> Tensor:
+    """phi(w, t) = s w.t - s |t|^2 / 2, the log of the softmax kernel's random feature: (.., c, d), (.., n, d) -> (.., c, n)."""
+    return scale * (w @ t.transpose(-1, -2)) - (scale / 2) * t.square().sum(-1).unsqueeze(-2)

@@ -1,0 +1,292 @@
+"""The contract of every mixing mechanism, and the registry that finds them.
+
+A mechanism is one file: a docstring with its equation, cost and citation, a config, and a `Mixer` subclass decorated with
+`@register`. The base class checks inputs, refuses what a mechanism cannot do, turns any padding into right padding,
+splits streams into steps and caches cross-attention contexts, so that a mechanism only writes its mathematics:
+
+    mix(x, layout)              the parallel form                               every mechanism
+    init_state, step            the streaming form                              causal mechanisms
+    remember, recall            what is kept of a context, and how it is read   mechanisms with cross-attention
+"""
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from subquad.mixers.config import MixerConfig, nearest
+from subquad.mixers.layout import Layout, RightPadding
+from subquad.mixers.state import CrossState, State, fresh_lengths
+
+
+class Mixed(NamedTuple):
+    """Result of a mixer: y (batch, time, channels); the state to pass next, when streaming; aux (batch,) or None."""
+
+    y: Tensor
+    state: State | None = None
+    aux: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """One row of the mechanism table."""
+
+    causal: bool
+    cross: bool
+    grid: bool
+    """True: neighbourhoods are two-dimensional when a grid is given. False: a grid is read as a sequence, row by row."""
+    state: str
+    """What streaming keeps, and how it grows; "none" when the mechanism cannot stream."""
+    linear: bool = True
+    """Memory is linear in the length."""
+    bidirectional: bool = True
+
+
+class Mixer(nn.Module):
+    """Mixes tokens: (batch, time, channels) -> the same shape. See the module docstring for what a subclass writes."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[MixerConfig]]
+    capabilities: ClassVar[Capabilities]
+    examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    """Small option sets (without dim and heads) that together exercise the mechanism; the test suite runs them all."""
+
+    max_step: int | None = None
+    """Longest chunk that `step` takes at once; the base class splits longer ones. None: any."""
+
+    config: Any
+
+    def __init__(self, config: MixerConfig | None = None, /, **options: Any) -> None:
+        super().__init__()
+        self.config = config if config is not None else self.Config.parse(self.name, options)
+        if self.config.causal and not self.capabilities.causal:
+            raise ValueError(f"{self.name} cannot be causal: every output depends on the whole sequence. {_who('causal')}")
+
+    # ------------------------------------------------------------------ what a mechanism writes
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+        """y (batch, time, channels) and aux (batch,) or None. Values of y at positions that are not tokens are free."""
+        raise NotImplementedError
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> State:
+        """The state before the first token."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, new: Tensor, state: Any) -> tuple[Tensor, State]:
+        """Reads a chunk x (batch, time, channels), of which the first new[b] positions of row b are tokens."""
+        raise NotImplementedError
+
+    def remember(self, context: Tensor, layout: Layout) -> CrossState:
+        """What cross-attention needs of its context."""
+        raise NotImplementedError
+
+    def recall(self, x: Tensor, memory: Any) -> Tensor:
+        """Cross-attention of x to a remembered context. Every position of x is treated alike, on its own."""
+        raise NotImplementedError
+
+    def sees_grid(self, grid: tuple[int, int]) -> bool:  # noqa: ARG002
+        """Whether a given grid is used as one; otherwise it is read as a sequence."""
+        return self.capabilities.grid
+
+    def why_no_streaming(self) -> str | None:
+        """The reason why this mixer, with its options, cannot stream; None when it can."""
+        if self.capabilities.state == "none":
+            return f"{self.name} has no streaming form"
+        return None if self.config.causal else f"this {self.name} was built with causal=False; streaming needs causal=True"
+
+    # ------------------------------------------------------------------ what a user calls
+
+    def init_state(
+        self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """The state to begin streaming with: self-attention over a causal stream, or cross-attention to a context
+        that the first call brings. Device and dtype default to the parameters'."""
+        if batch < 1:
+            raise ValueError(f"{self.name}: a state needs a batch of at least 1 (got {batch})")
+        like = next(self.parameters(), torch.empty(0))
+        device = torch.device(device) if device is not None else like.device
+        reason = self.why_no_streaming()
+        if reason is None:
+            return self.new_state(batch, device, dtype or like.dtype)
+        if self.capabilities.cross and not self.config.causal:
+            return State(fresh_lengths(batch, device))
+        raise ValueError(f"{reason}. {_who('state')}")
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        padding: Tensor | None = None,
+        context_padding: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+        state: State | None = None,
+    ) -> Mixed:
+        """Mixes x (batch, time, channels), or reads `context` (batch, time', channels) with it.
+
+        padding, context_padding: (batch, time) bool, True = ignore; outputs there are zeros. grid: (H, W) with
+        H * W = time. state: from `init_state` or the previous call.
+        """
+        self._check_tokens("x", x, padding)
+        if grid is not None and grid[0] * grid[1] != x.shape[1]:
+            raise ValueError(f"{self.name}: grid {tuple(grid)} has {grid[0] * grid[1]} cells, x has {x.shape[1]} tokens")
+        if context is not None or isinstance(state, CrossState):
+            return self._read_context(x, context, padding, context_padding, state)
+        if context_padding is not None:
+            raise ValueError(f"{self.name}: context_padding was given without a context")
+        if state is not None:
+            return self._read_stream(x, padding, state)
+        if grid is not None and self.sees_grid(grid):
+            return self._mix_grid(x, padding, grid)
+        if padding is None:
+            y, aux = self.mix(x, Layout())
+            return Mixed(y, None, aux)
+        right = RightPadding(padding)
+        y, aux = self.mix(right.pack(x), right.layout())
+        return Mixed(right.unpack(y), None, aux)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{key}={value!r}" for key, value in self.config.model_dump(exclude_defaults=True).items())
+
+    # ------------------------------------------------------------------ how the calls above are served
+
+    def _mix_grid(self, x: Tensor, padding: Tensor | None, grid: tuple[int, int]) -> Mixed:
+        if self.config.causal:
+            raise ValueError(f"{self.name}: a causal mixer reads sequences; leave out the grid")
+        if padding is None:
+            y, aux = self.mix(x, Layout(grid=grid))
+            return Mixed(y, None, aux)
+        valid = padding.logical_not() | padding.all(1, keepdim=True)
+        y, aux = self.mix(x.masked_fill(padding[..., None], 0), Layout(valid, grid))
+        return Mixed(y.masked_fill(padding[..., None], 0), None, aux)
+
+    def _read_stream(self, x: Tensor, padding: Tensor | None, state: State) -> Mixed:
+        reason = self.why_no_streaming()
+        if reason is not None:
+            raise ValueError(f"{reason}. {_who('state')}")
+        self._check_state(x, state)
+        right = RightPadding(padding) if padding is not None else None
+        new = right.lengths if right else torch.full_like(state.lengths, x.shape[1])
+        done, outputs = 0, []
+        for part in (right.pack(x) if right else x).split(self.max_step or x.shape[1], dim=1):
+            y, state = self.step(part, (new - done).clamp(0, part.shape[1]), state)
+            outputs.append(y)
+            done += part.shape[1]
+        y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
+        return Mixed(right.unpack(y) if right else y, state, None)
+
+    def _read_context(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        padding: Tensor | None,
+        context_padding: Tensor | None,
+        state: State | None,
+    ) -> Mixed:
+        if not self.capabilities.cross:
+            raise ValueError(f"{self.name} cannot read a context: it has no cross-attention form. {_who('cross')}")
+        if self.config.causal:
+            raise ValueError(f"{self.name}: cross-attention reads the whole context; build the mixer with causal=False")
+        if isinstance(state, CrossState):
+            self._check_state(x, state)
+            memory = state
+        else:
+            assert context is not None
+            self._check_tokens("context", context, context_padding)
+            if context.shape[0] != x.shape[0]:
+                raise ValueError(f"{self.name}: x has {x.shape[0]} rows, its context {context.shape[0]}")
+            right = RightPadding(context_padding) if context_padding is not None else None
+            memory = self.remember(right.pack(context), right.layout()) if right else self.remember(context, Layout())
+        if padding is None:
+            y = self.recall(x, memory)
+        else:
+            y = self.recall(x.masked_fill(padding[..., None], 0), memory).masked_fill(padding[..., None], 0)
+        return Mixed(y, memory if state is not None else None, None)
+
+    def _check_tokens(self, what: str, x: Tensor, padding: Tensor | None) -> None:
+        dim = self.config.dim
+        if x.dim() != 3 or x.shape[-1] != dim:
+            raise ValueError(f"{self.name}: {what} must be (batch, time, {dim}), got {tuple(x.shape)}")
+        if x.shape[1] == 0:
+            raise ValueError(f"{self.name}: {what} is an empty sequence; give at least one position")
+        if padding is None:
+            return
+        if padding.dtype != torch.bool:
+            raise ValueError(f"{self.name}: padding of {what} must be bool (True = ignore), got {padding.dtype}")
+        if padding.shape != x.shape[:2]:
+            raise ValueError(
+                f"{self.name}: padding of {what} must be {tuple(x.shape[:2])} like its tokens, got {tuple(padding.shape)}"
+            )
+
+    def _check_state(self, x: Tensor, state: State) -> None:
+        if state.lengths.shape[0] != x.shape[0]:
+            raise ValueError(f"{self.name}: the state holds {state.lengths.shape[0]} rows, x has {x.shape[0]}")
+
+
+# ---------------------------------------------------------------------- precision
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Statistics (maxima, sums of exponentials, norms) are kept in float32, or in float64 when x is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def full_precision(x: Tensor) -> AbstractContextManager[Any]:
+    """A block in which autocast does not lower the precision of what was raised by `at_least_float32`."""
+    if torch.amp.is_autocast_available(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return nullcontext()
+
+
+# ---------------------------------------------------------------------- registry
+
+_REGISTRY: dict[str, type[Mixer]] = {}
+MixerType = TypeVar("MixerType", bound=type[Mixer])
+
+
+def register(name: str) -> Callable[[MixerType], MixerType]:
+    """Class decorator: makes a mixer known under `name` to `build`, the command line, the docs and the tests."""
+
+    def add(mixer: MixerType) -> MixerType:
+        if name in _REGISTRY:
+            raise ValueError(f"two mechanisms are called {name!r}: {_REGISTRY[name].__module__} and {mixer.__module__}")
+        if not inspect.getmodule(mixer).__doc__:  # type: ignore[union-attr]
+            raise ValueError(f"the file of mechanism {name!r} needs a docstring: equation, cost, citation")
+        mixer.name = name
+        _REGISTRY[name] = mixer
+        return mixer
+
+    return add
+
+
+def available() -> list[str]:
+    """Names of all mechanisms, sorted, softmax (the baseline) first."""
+    return sorted(_REGISTRY, key=lambda name: (name != "softmax", name))
+
+
+def mixer_class(name: str) -> type[Mixer]:
+    """The class registered under `name`."""
+    if name not in _REGISTRY:
+        raise ValueError(f"no mechanism is called {name!r}{nearest(name, _REGISTRY)} Mechanisms: {', '.join(available())}.")
+    return _REGISTRY[name]
+
+
+def build(name: str, **options: Any) -> Mixer:
+    """Builds a mixer: `build("eva", dim=512, heads=8, window=64)`. See `subquad info NAME` for its options."""
+    return mixer_class(name)(**options)
+
+
+def _who(ability: str) -> str:
+    """Names the mechanisms that can do what another refused."""
+    able = {
+        "causal": ("causal mechanisms", lambda c: c.causal),
+        "cross": ("mechanisms with cross-attention", lambda c: c.cross),
+        "state": ("mechanisms that stream when causal", lambda c: c.causal and c.state != "none"),
+    }
+    what, test = able[ability]
+    names = [name for name in available() if test(_REGISTRY[name].capabilities)]
+    return f"The {what} are {', '.join(names)}."

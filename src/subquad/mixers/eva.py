@@ -1,0 +1,238 @@
+"""EVA: attention in a window, with summaries of chunks standing in for everything else.
+
+Equation, per head, with s = d^-1/2 and phi(w, t) = s w.t - s |t|^2 / 2:
+    chunk c:  k~_c = K(mean of its keys), q~_c = Q(mean of its queries), omega_c = mu_c (+ N(0, 1) in training)
+              beta_c = sum_{j in c} softmax_j(phi(omega_c, k_j)) v_j
+    y_i = sum_j A_ij v_j + sum_c A_ic beta_c,   A_i = softmax over [s q_i.k_j + b(i, j), j in W(i) | s q_i.k~_c, all c]
+Encoder form: windows may overlap on both sides, and chunks overlap alike; mu = (q~ + k~) / 2.
+Decoder form: windows may reach one window back; mu = q~ + k~; causal: only chunks that ended before i's chunk count.
+
+Cost: O(T (w + M) C) time for M chunks, O(T (C + heads (w + M))) memory; with a fixed chunk size r there are T / r chunks.
+Streaming keeps a window and one summary for each finished chunk: O(w + T / r) per token.
+
+Citation: Zheng et al., "Efficient attention via control variates", ICLR 2023.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.mixers import noise
+from subquad.mixers.attention import HeadMap, init_small, init_xavier
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.chunks import Chunks, cut
+from subquad.mixers.layout import Layout
+from subquad.mixers.state import append_at, keep_last
+from subquad.mixers.windows import (
+    NEVER,
+    WindowConfig,
+    WindowMixer,
+    WindowState,
+    cell_mask,
+    merge_windows,
+    partition,
+    windows_in,
+)
+
+DEFAULT_LANDMARKS = 49
+
+
+class EVAConfig(WindowConfig):
+    landmarks: int | None = Field(
+        None, ge=1, description=f"about how many chunks; default {DEFAULT_LANDMARKS} in the encoder form without chunk_size"
+    )
+    chunk_size: int | None = Field(
+        None, ge=1, description="tokens per chunk (per side on a grid), must divide the window in the decoder form, "
+        "where it defaults to the window"
+    )  # fmt: skip
+    adaptive: Literal["norm", "linear", "none"] = Field(
+        "norm", description="maps Q and K of chunk means: linear and layer norm, linear only, or K alone with mu = 0"
+    )
+    form: Literal["encoder", "decoder"] | None = Field(None, description="default: decoder when causal, else encoder")
+    attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the joint probabilities")
+
+    def check(self) -> None:
+        super().check()
+        if self.landmarks and self.chunk_size:
+            raise ValueError("give landmarks or chunk_size, not both")
+        if self.causal and self.form == "encoder":
+            raise ValueError("the encoder form looks both ways; causal needs form='decoder'")
+        if self.is_decoder and self.dims == 2:
+            raise ValueError("the decoder form reads sequences: dims=2 is not possible")
+        if self.is_decoder and self.chunk_size and self.window % self.chunk_size:
+            raise ValueError(f"chunk_size {self.chunk_size} must divide the window {self.window} in the decoder form")
+
+    @property
+    def is_decoder(self) -> bool:
+        return self.causal or self.form == "decoder"
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        return (self.window if self.overlap else 0, 0) if self.is_decoder else super().reach
+
+    @property
+    def chunking(self) -> tuple[int | None, int | None]:
+        """Chunk size and number of landmarks, exactly one of them given."""
+        if self.chunk_size or self.landmarks:
+            return self.chunk_size, self.landmarks
+        return (self.window, None) if self.is_decoder else (None, DEFAULT_LANDMARKS)
+
+
+@dataclass
+class EVAState(WindowState):
+    """q: queries of the unfinished chunk (batch, heads, r - 1, d), newest last; chunk_k, chunk_v: summaries
+    (batch, heads, chunks, d), of which row b has lengths[b] // r; seen: the most tokens any row may have read."""
+
+    q: Tensor
+    chunk_k: Tensor
+    chunk_v: Tensor
+    seen: int
+
+
+@register("eva")
+class EVA(WindowMixer):
+    Config = EVAConfig
+    capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries")
+    examples = (
+        {"window": 4, "landmarks": 3},
+        {"window": 4, "landmarks": 3, "overlap": True, "adaptive": "linear"},
+        {"window": 6, "chunk_size": 3, "relative": "table"},
+        {"window": 4, "chunk_size": 2, "relative": "t5", "overlap": True},
+        {"window": 4, "form": "decoder", "chunk_size": 4},
+        {"window": 3, "landmarks": 2, "adaptive": "none"},
+    )
+
+    config: EVAConfig
+
+    def __init__(self, config: EVAConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        norm = config.adaptive != "linear"
+        self.k_map = HeadMap(config.head_width, norm)
+        self.q_map = None if config.adaptive == "none" else HeadMap(config.head_width, norm)
+        self.max_step = config.chunking[0]
+        self.reset_parameters()
+
+    @property
+    def t5_heads_shared(self) -> bool:  # type: ignore[override]
+        return self.config.is_decoder
+
+    def reset_parameters(self) -> None:
+        """Encoder: small normal weights. Decoder: Xavier, q, k, v and the adaptive maps with gain 1 / sqrt(2)."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and self.config.is_decoder:
+                init_xavier(module, 1.0 if module is self.out else 2**-0.5)
+            else:
+                init_small(module)
+
+    def sees_grid(self, grid: tuple[int, int]) -> bool:
+        return not self.config.is_decoder and super().sees_grid(grid)
+
+    def why_no_streaming(self) -> str | None:
+        if self.config.causal and self.config.chunking[0] is None:
+            return "this eva was built with a number of chunks, whose size depends on the length to come; give chunk_size"
+        return super().why_no_streaming()
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        config, space = self.config, self.space_of(x, layout)
+        counts = windows_in(space, config.window)
+        qkv = self.project(x)
+        extension = 0 if config.is_decoder else config.reach[0]
+        chunks = cut(qkv, layout, config.window, extension, *config.chunking)
+        chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.tokens, chunks.sizes)
+
+        q, k, v = (part.unflatten(2, space) for part in qkv)
+        q = partition(q, config.window, (0, 0), counts)
+        k, v = (partition(part, config.window, config.reach, counts) for part in (k, v))
+        mask = partition(cell_mask(layout.valid, space, x.device), config.window, config.reach, counts).squeeze(-1)
+        near = self.window_logits(q, k, mask)
+        far = self._chunk_logits(q.flatten(2, 3), chunk_k, self._visible(chunks, near)).view(*near.shape[:4], -1)
+        a_near, a_far = self._attend(near, far, v.dtype)
+        y = a_near @ v + (a_far.flatten(2, 3) @ chunk_v).view_as(q)
+        return self.merge(merge_windows(y, config.window, space, counts)), None
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> EVAState:
+        assert self.max_step is not None
+        heads, width = self.config.heads, self.config.head_width
+        q = torch.zeros(batch, heads, self.max_step - 1, width, device=device, dtype=dtype)
+        return EVAState(*self.new_window(batch, device, dtype), q, q[:, :, :0], q[:, :, :0], 0)
+
+    def step(self, x: Tensor, new: Tensor, state: EVAState) -> tuple[Tensor, EVAState]:
+        size = self.max_step
+        assert size is not None
+        time = x.shape[1]
+        q, k, v = self.project(x)
+        all_q = torch.cat([state.q, q], 2)
+        all_k, all_v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
+        # A chunk of x is no longer than a chunk of EVA, so a row finishes one chunk or none.
+        begun = state.lengths % size
+        finished = self._summarise_last(all_q, all_k, all_v, begun, time)
+        ends = (begun + new >= size)[:, None]
+        room = (state.seen + time) // size
+        chunk_k, chunk_v = (
+            append_at(old, one, state.lengths // size, ends, room)
+            for old, one in zip((state.chunk_k, state.chunk_v), finished, strict=True)
+        )
+        near = self.stream_window(q, all_k, state.lengths)
+        position = state.lengths[:, None] + torch.arange(time, device=x.device)
+        before = torch.arange(room, device=x.device) < (position // size)[..., None]
+        far = self._chunk_logits(q, chunk_k, before[:, None])
+        a_near, a_far = self._attend(near, far, v.dtype)
+        y = self.merge(a_near @ all_v + a_far @ chunk_v)
+        window = self.slide(state, all_k, all_v, new)
+        last_q = keep_last(all_q, new, size - 1, dim=2)
+        return y, EVAState(state.lengths + new, *window, last_q, chunk_k, chunk_v, state.seen + time)
+
+    def _summarise_last(self, q: Tensor, k: Tensor, v: Tensor, begun: Tensor, time: int) -> tuple[Tensor, Tensor]:
+        """Summary of each row's current chunk, meaningful where these `time` tokens complete it: (batch, heads, 1, d).
+
+        q, k, v: old and new entries, newest last; begun: (batch,) tokens of the chunk among the old ones.
+        """
+        size = self.max_step
+        assert size is not None
+        parts = []
+        for part in (q, k, v):
+            place = (part.shape[2] - time - begun)[:, None] + torch.arange(size, device=begun.device)
+            place = place.clamp(max=part.shape[2] - 1)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
+            parts.append(part.gather(2, place).unsqueeze(2))
+        tokens = torch.ones((1, 1, 1, size), dtype=torch.bool, device=q.device)
+        return self._summarise(*parts, tokens, torch.full((1, 1, 1, 1), size, device=q.device))
+
+    def _summarise(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """k~ and beta of chunks (batch, heads, chunks, cells, d), each (batch, heads, chunks, d)."""
+        chunk_k = self.k_map(k.sum(-2) / sizes)
+        mu = torch.zeros_like(chunk_k)
+        if self.q_map is not None:
+            mu = chunk_k + self.q_map(q.sum(-2) / sizes)
+            mu = mu if self.config.is_decoder else mu / 2
+        omega = mu + noise.normal(mu.shape, mu) if self.training else mu
+        with full_precision(k):
+            k32 = at_least_float32(k)
+            direct = (k32 @ at_least_float32(omega).unsqueeze(-1)).squeeze(-1)
+            logits = self.scale * (direct - k32.square().sum(-1) / 2)
+            weights = logits.masked_fill(~tokens, NEVER).softmax(-1).to(v.dtype)
+        return chunk_k, (weights.unsqueeze(-2) @ v).squeeze(-2)
+
+    def _chunk_logits(self, q: Tensor, chunk_k: Tensor, visible: Tensor | None) -> Tensor:
+        """s q_i . k~_c for queries (batch, heads, N, d): (batch, heads, N, chunks)."""
+        logits = at_least_float32((q * self.scale) @ chunk_k.transpose(-1, -2))
+        return logits if visible is None else logits.masked_fill(~visible, NEVER)
+
+    def _visible(self, chunks: Chunks, near: Tensor) -> Tensor | None:
+        """Which chunks a query may look at: broadcastable to (batch, heads, N, chunks); None = all."""
+        index = torch.arange(chunks.k.shape[2], device=near.device)
+        if self.config.causal:
+            position = torch.arange(near.shape[2] * near.shape[3], device=near.device)
+            current = position // chunks.length
+            return (index < current[..., None]).view(-1, 1, position.shape[0], index.shape[0])
+        return None if chunks.exists is None else chunks.exists[:, None, None, :]
+
+    def _attend(self, near: Tensor, far: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """One softmax over window and chunk logits, split again."""
+        joint = torch.cat([near, far], -1).softmax(-1).to(dtype)
+        joint = F.dropout(joint, self.config.attention_dropout, self.training)
+        return list(joint.split([near.shape[-1], far.shape[-1]], -1))

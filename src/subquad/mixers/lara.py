@@ -1,0 +1,231 @@
+"""LARA: linear randomized attention, by multiple importance sampling around landmarks.
+
+Equation, per head, with s = d^-1/2 and phi(w, t) = s w.t - s |t|^2 / 2:
+    landmarks q~_c, k~_c: means of queries and keys over segments of the sequence or cells of the grid
+    mu_c = q~_c + k~_c,  omega_c = mu_c (+ N(0, 1) in training),  D_cc' = phi(omega_c, mu_c')
+    F_c = sum_j softmax_j(phi(omega_c, k_j)) v_j
+    y_i = sum_c softmax_c( log alpha_ci + phi(omega_c, q_i) + LSE_j phi(omega_c, k_j) - log p_c ) F_c
+    weights bh:     alpha = 1,                          log p_c = LSE_c' D_cc'
+            biased: log alpha_ci = s mu_c.q_i,          log p_c = LSE_c' D_cc'
+            opt:    alpha_ci = exp(D_cc - LSE_c' D_cc') + alpha (t_ci - mean_c t_ci),  log p_c = D_cc,
+                    t_ci = softmax over queries i of s q~_c.q_i
+
+Cost: O(T M C) time and O(T (C + heads M)) memory for M landmarks.
+
+Citation: Zheng, Wang, Kong, "Linear complexity randomized self-attention mechanism", ICML 2022.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from subquad.mixers import noise
+from subquad.mixers.attention import AttentionConfig, AttentionMixer, HeadMap, init_small, kernel_logits
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.layout import Layout
+from subquad.mixers.windows import NEVER
+
+
+class LARAConfig(AttentionConfig):
+    landmarks: int = Field(49, ge=1, description="number of landmarks M; on a grid the largest square up to M")
+    proposal: Literal["pool", "plain-pool", "adaptive"] = Field(
+        "pool",
+        description="landmarks on a grid: pooled and mapped by linear + layer norm, or pooled as they are; adaptive: "
+        "every token is mapped, then averaged over segments (a grid is read as a sequence). On sequences both pools are "
+        "plain means of segments",
+    )
+    mixing: Literal["none", "keys", "values"] = Field(
+        "none", description="pooled keys attend to each other on a grid, plainly or weighted by the norm of pooled values"
+    )
+    pool_map: Literal["light", "dense"] = Field("light", description="the pool's map: shared by heads, or over all channels")
+    weights: Literal["opt", "bh", "biased"] = Field("opt", description="weights of multiple importance sampling")
+    alpha: float = Field(1.0, description="coefficient of the query-specific part of the opt weights")
+    draws: Literal["single", "antithetic", "multi"] = Field("single", description="training samples for each landmark")
+
+    def check(self) -> None:
+        super().check()
+        if self.pool_map == "dense" and self.proposal != "pool":
+            raise ValueError("pool_map='dense' belongs to proposal='pool'")
+
+
+@register("lara")
+class LARA(AttentionMixer):
+    Config = LARAConfig
+    capabilities = Capabilities(causal=False, cross=False, grid=True, state="none")
+    examples = (
+        {"landmarks": 4},
+        {"landmarks": 5, "proposal": "adaptive", "alpha": 2.0},
+        {"landmarks": 4, "weights": "bh", "mixing": "keys", "pool_map": "dense"},
+        {"landmarks": 9, "weights": "biased", "proposal": "plain-pool", "mixing": "values"},
+    )
+
+    config: LARAConfig
+
+    def __init__(self, config: LARAConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        self.q_map: HeadMap | None = None
+        self.k_map: HeadMap | None = None
+        if self.config.proposal != "plain-pool":
+            width = self.config.dim if self.config.pool_map == "dense" else self.config.head_width
+            self.q_map, self.k_map = HeadMap(width), HeadMap(width)
+        self.apply(init_small)
+
+    def sees_grid(self, grid: tuple[int, int]) -> bool:  # noqa: ARG002
+        return self.config.proposal != "adaptive"
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        q, k, v = self.project(x)
+        q_bar, k_bar, exists = self._landmarks(q, k, v, layout)
+        with full_precision(x):
+            q32, k32, q_bar, k_bar = (at_least_float32(part) for part in (q, k, q_bar, k_bar))
+            y = self._estimate(q32, k32, v, q_bar, k_bar, layout.valid, exists)
+        return self.merge(y.to(v.dtype)), None
+
+    # ------------------------------------------------------------------ landmarks
+
+    def _landmarks(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q~, k~: (batch, heads, c, d), and which of them exist in each row: (batch, c) bool, or None for all."""
+        config = self.config
+        if layout.grid is not None:
+            member = grid_cells(layout.grid, math.isqrt(config.landmarks), q.device)
+        elif q.shape[2] <= config.landmarks:
+            member = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)[None]
+        else:
+            lengths = layout.lengths(q[:, 0]) if layout.valid is not None else torch.tensor([q.shape[2]], device=q.device)
+            member = segments(lengths, q.shape[2], config.landmarks)
+        if layout.valid is not None:
+            member = member & layout.valid[:, None, :]
+        exists = member.any(-1) if layout.valid is not None else None
+        if config.proposal == "adaptive":
+            assert self.q_map is not None
+            assert self.k_map is not None
+            return self._means(member, self.q_map(q)), self._means(member, self.k_map(k)), exists
+        q_bar, k_bar = self._means(member, q), self._means(member, k)
+        if layout.grid is None:
+            return q_bar, k_bar, exists
+        if config.proposal == "pool":
+            q_bar, k_bar = self._map_pooled(self.q_map, q_bar), self._map_pooled(self.k_map, k_bar)
+        if config.mixing != "none":
+            bias = None
+            if config.mixing == "values":
+                bias = (self._means(member, v).norm(dim=-1) + 1e-4).log().unsqueeze(-2)
+            k_bar = self._mix_keys(k_bar, bias, exists)
+        return q_bar, k_bar, exists
+
+    def _means(self, member: Tensor, x: Tensor) -> Tensor:
+        """Means of head vectors (batch, heads, N, d) over the members (batch or 1, c, N) of each landmark."""
+        share = member.to(x.dtype) / member.sum(-1, keepdim=True).clamp(min=1)
+        flat = x.transpose(1, 2).flatten(2)  # heads side by side: one product for all of them
+        return (share @ flat).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
+
+    def _map_pooled(self, linear_norm: HeadMap | None, pooled: Tensor) -> Tensor:
+        assert linear_norm is not None
+        if self.config.pool_map == "light":
+            return linear_norm(pooled)
+        return linear_norm(pooled.transpose(1, 2).flatten(2)).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
+
+    def _mix_keys(self, k_bar: Tensor, bias: Tensor | None, exists: Tensor | None) -> Tensor:
+        logits = at_least_float32(self.scale * k_bar @ k_bar.transpose(-1, -2))
+        if bias is not None:
+            logits = logits + bias
+        if exists is not None:
+            logits = logits.masked_fill(~exists[:, None, None, :], NEVER)
+        return logits.softmax(-1).to(k_bar.dtype) @ k_bar
+
+    # ------------------------------------------------------------------ importance sampling
+
+    def _samples(self, mu: Tensor) -> tuple[Tensor, int]:
+        """omega (batch, heads, c or 2c, d), and how often each landmark was sampled."""
+        if not self.training:
+            return mu, 1
+        if self.config.draws == "single":
+            return mu + noise.normal(mu.shape, mu), 1
+        twice = torch.cat([mu, mu], 2)
+        if self.config.draws == "multi":
+            return twice + noise.normal(twice.shape, mu), 2
+        z = noise.normal(mu.shape, mu)
+        return twice + torch.cat([z, -z], 2), 2
+
+    def _estimate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_bar: Tensor,
+        k_bar: Tensor,
+        valid: Tensor | None,
+        exists: Tensor | None,
+    ) -> Tensor:
+        """y (batch, heads, N, d) from queries, keys, values and landmarks."""
+        mu = q_bar + k_bar
+        omega, times = self._samples(mu)
+        log_k = self._hide(kernel_logits(omega, k, self.scale), valid)
+        values = log_k.softmax(-1).to(v.dtype) @ v
+        log_weight = kernel_logits(omega, q, self.scale) + log_k.logsumexp(-1, keepdim=True)
+        if self.config.weights == "opt":
+            log_weight = log_weight + self._optimal(q, q_bar, omega, mu, times, valid, exists)
+        else:
+            density = self._hide(kernel_logits(omega, mu, self.scale), exists).logsumexp(-1, keepdim=True)
+            log_weight = log_weight - density
+            if self.config.weights == "biased":
+                log_weight = log_weight + (self.scale * mu @ q.transpose(-1, -2)).repeat(1, 1, times, 1)
+        if exists is not None:
+            log_weight = log_weight.masked_fill(~exists.repeat(1, times)[:, None, :, None], NEVER)
+        return log_weight.softmax(-2).to(v.dtype).transpose(-1, -2) @ values
+
+    def _optimal(
+        self,
+        q: Tensor,
+        q_bar: Tensor,
+        omega: Tensor,
+        mu: Tensor,
+        times: int,
+        valid: Tensor | None,
+        exists: Tensor | None,
+    ) -> Tensor:
+        """log alpha_ci - log p_c of the opt weights: (batch, heads, samples, N)."""
+        density = kernel_logits(omega, mu.repeat(1, 1, times, 1), self.scale)
+        own = density.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        everywhere = exists.repeat(1, times) if exists is not None else None
+        balance = own - self._hide(density, everywhere).logsumexp(-1, keepdim=True)
+        focus = self._hide(self.scale * q_bar @ q.transpose(-1, -2), valid).softmax(-1)
+        if exists is None:
+            average = focus.mean(-2, keepdim=True)
+        else:
+            there = exists[:, None, :, None]
+            average = focus.masked_fill(~there, 0).sum(-2, keepdim=True) / there.sum(-2, keepdim=True)
+        specific = self.config.alpha * (focus - average).repeat(1, 1, times, 1)
+        return (balance.exp() + specific).clamp(min=1e-8).log() - own
+
+    @staticmethod
+    def _hide(logits: Tensor, kept: Tensor | None) -> Tensor:
+        """Logits (batch, heads, c, n) with entries that are not kept (batch, n) out of the way."""
+        return logits if kept is None else logits.masked_fill(~kept[:, None, None, :], NEVER)
+
+
+def segments(lengths: Tensor, time: int, count: int) -> Tensor:
+    """Members of `count` segments of each row: (batch, count, time) bool.
+
+    With a = floor(length / count), the first (a + 1) count - length segments have a tokens and the others a + 1.
+    """
+    short = (lengths // count)[:, None]
+    number_short = (short + 1) * count - lengths[:, None]
+    position = torch.arange(time, device=lengths.device)
+    late = position - number_short * short
+    segment = torch.where(late < 0, position // short.clamp(min=1), number_short + late // (short + 1))
+    return segment[:, None, :] == torch.arange(count, device=lengths.device)[:, None]
+
+
+def grid_cells(grid: tuple[int, int], side: int, device: torch.device) -> Tensor:
+    """Members of side x side pooling cells, row by row: (1, side^2, H W) bool. Cells of uneven grids overlap."""
+
+    def axis(cells: int) -> Tensor:
+        low = torch.arange(side, device=device)[:, None]
+        position = torch.arange(cells, device=device)
+        return (position >= low * cells // side) & (position < -(-(low + 1) * cells // side))
+
+    rows, columns = axis(grid[0]), axis(grid[1])
+    return (rows[:, None, :, None] & columns[None, :, None, :]).reshape(1, side * side, -1)

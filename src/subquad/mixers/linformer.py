@@ -1,0 +1,143 @@
+"""Linformer: attention to a fixed number of slots, each a learned mixture of all positions.
+
+Equation:
+    E, F (k, N): the first N columns of two learned k x max_length matrices
+    compress-first:   K = Linear_k(E x),   V = Linear_v(F x)          the biases enter once per slot
+    project-first:    K = E Linear_k(x),   V = F Linear_v(x)          the biases are mixed like the tokens
+    y_i = sum_s softmax_s(q_i . K_s / sqrt(d)) V_s                    per head, s over the k slots
+
+Cost: O(T k C) time, O(T k) memory. The length is limited to max_length. A slot mixes all positions, so the mechanism
+cannot be causal; cross-attention keeps k compressed keys and values of its context, whatever its length.
+
+Citation: Wang et al., "Linformer: self-attention with linear complexity", 2020. Compress-first is the authors' code,
+project-first their equation; the two differ in the biases only.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.mixers.attention import AttentionMixer, init_xavier
+from subquad.mixers.base import Capabilities, register
+from subquad.mixers.layout import Layout
+from subquad.mixers.softmax import SoftmaxConfig
+from subquad.mixers.state import CrossState
+
+
+class LinformerConfig(SoftmaxConfig):
+    slots: int = Field(64, ge=1, description="k, number of compressed keys and values")
+    max_length: int = Field(512, ge=1, description="longest sequence (or context); shorter ones use the first columns")
+    order: Literal["compress-first", "project-first"] = Field(
+        "compress-first",
+        description="compress the tokens and project the slots, or project the tokens and compress those",
+    )
+    share_kv: bool = Field(False, description="one matrix compresses both keys and values")
+    per_head: bool = Field(False, description="a matrix for each head; needs order='project-first'")
+    frozen: bool = Field(False, description="the compression stays as it was initialised")
+
+    def check(self) -> None:
+        super().check()
+        if self.per_head and self.order != "project-first":
+            raise ValueError("per_head=True needs order='project-first': before the projection there are no heads")
+
+
+@dataclass
+class LinformerContext(CrossState):
+    """k, v: (batch, heads, slots, d), compressed; their size does not depend on the length of the context."""
+
+    k: Tensor
+    v: Tensor
+
+
+@register("linformer")
+class Linformer(AttentionMixer):
+    Config = LinformerConfig
+    capabilities = Capabilities(causal=False, cross=True, grid=False, state="none (cross: projected context)")
+    examples = (
+        {},
+        {"slots": 5, "share_kv": True, "frozen": True},
+        {"slots": 6, "order": "project-first", "head_dim": 3, "qkv_bias": False, "out_bias": False},
+        {"slots": 4, "order": "project-first", "per_head": True, "share_kv": True},
+        {"slots": 3, "order": "project-first", "qkv_bias": False, "out_projection": False},
+    )
+
+    config: LinformerConfig
+    compress_v: nn.Parameter | None
+
+    def __init__(self, config: LinformerConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        if not config.out_projection:
+            self.out = nn.Identity()
+        elif not config.out_bias:
+            self.out = nn.Linear(self.inner, config.dim, bias=False)
+        heads = (config.heads,) if config.per_head else ()
+        shape = (*heads, config.slots, config.max_length)
+        self.compress_k = nn.Parameter(torch.empty(shape), requires_grad=not config.frozen)
+        if config.share_kv:
+            self.register_parameter("compress_v", None)
+        else:
+            self.compress_v = nn.Parameter(torch.empty(shape), requires_grad=not config.frozen)
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        for part in self.qkv.weight.split(self.inner):
+            nn.init.xavier_uniform_(part, gain=2**-0.5)
+        if isinstance(self.out, nn.Linear):
+            init_xavier(self.out)
+        for matrix in self._compressions():
+            if self.config.per_head:
+                nn.init.normal_(matrix, std=0.02)
+            else:
+                nn.init.xavier_uniform_(matrix, gain=2**-0.5)
+
+    def share_compression(self, other: "Linformer") -> None:
+        """Uses the compression matrices of `other` from now on: the same parameters, trained by both layers."""
+        ours, theirs = ([tuple(matrix.shape) for matrix in layer._compressions()] for layer in (self, other))
+        if ours != theirs:
+            raise ValueError(
+                f"{self.name}: compression matrices can be shared between layers of the same slots, max_length, "
+                f"per_head and share_kv only (this layer has {ours}, the other {theirs})"
+            )
+        self.compress_k, self.compress_v = other.compress_k, other.compress_v
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        return self.recall(x, self.remember(x, layout)), None
+
+    def remember(self, context: Tensor, layout: Layout) -> LinformerContext:
+        time, most = context.shape[1], self.config.max_length
+        if time > most:
+            raise ValueError(
+                f"{self.name}: length {time} is above the maximum of {most}; build it with max_length={time} or more"
+            )
+        # copied columns, not a slice: a slice is contiguous at max_length only, and compiled graphs specialise on that
+        first = torch.arange(time, device=context.device)
+        of_keys = self.compress_k.index_select(-1, first)
+        of_values = of_keys if self.compress_v is None else self.compress_v.index_select(-1, first)
+        if self.config.order == "project-first":
+            k, v = self.project_part(context, 1, 3)
+            if layout.valid is not None:  # tokens that are not there are zeros, but their projections are the biases
+                absent = layout.valid.logical_not()[:, None, :, None]
+                k, v = k.masked_fill(absent, 0), v.masked_fill(absent, 0)
+            k, v = of_keys @ k, of_values @ v
+        elif self.config.share_kv:
+            k, v = self.project_part(of_keys @ context, 1, 3)
+        else:
+            (k,) = self.project_part(of_keys @ context, 1, 2)
+            (v,) = self.project_part(of_values @ context, 2, 3)
+        return LinformerContext(layout.lengths(context), k, v)
+
+    def recall(self, x: Tensor, memory: LinformerContext) -> Tensor:
+        (q,) = self.project_part(x, 0, 1)
+        drop = self.config.attention_dropout if self.training else 0.0
+        return self.merge(F.scaled_dot_product_attention(q, memory.k, memory.v, None, drop))
+
+    def why_no_streaming(self) -> str:
+        return f"{self.name} streams only as cross-attention: over its own sequence every slot mixes all positions"
+
+    def _compressions(self) -> list[nn.Parameter]:
+        return [self.compress_k] if self.compress_v is None else [self.compress_k, self.compress_v]

@@ -1,0 +1,67 @@
+"""Local attention: softmax attention inside windows.
+
+Equation:
+    y_i = sum_{j in W(i)} softmax_j(q_i . k_j / sqrt(d) + b(i, j)) v_j
+    W(i): the window of i, a block of w tokens or w x w cells; with overlap also half a window on every side.
+    b: none, a learned table, or T5 buckets. Causal: the same windows with later keys masked.
+
+Cost: O(T w C) time, O(T (C + heads w)) memory. Streaming keeps one window: O(w) per token.
+
+Citation: the block-local attention of Parmar et al., "Image Transformer", ICML 2018, in the form of the efficient-attention library.
+"""
+
+import torch
+from torch import Tensor
+
+from subquad.mixers.base import Capabilities, register
+from subquad.mixers.layout import Layout
+from subquad.mixers.windows import (
+    WindowConfig,
+    WindowMixer,
+    WindowState,
+    cell_mask,
+    merge_windows,
+    partition,
+    windows_in,
+)
+
+
+class LocalConfig(WindowConfig):
+    pass
+
+
+@register("local")
+class Local(WindowMixer):
+    Config = LocalConfig
+    capabilities = Capabilities(causal=True, cross=False, grid=True, state="one window, O(1)")
+    examples = (
+        {"window": 4},
+        {"window": 5, "overlap": True},
+        {"window": 4, "relative": "table", "overlap": True},
+        {"window": 3, "relative": "t5"},
+    )
+
+    config: LocalConfig
+
+    def __init__(self, config: LocalConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        self.max_step = self.config.window
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        config, space = self.config, self.space_of(x, layout)
+        counts = windows_in(space, config.window)
+        q, k, v = (part.unflatten(2, space) for part in self.project(x))
+        q = partition(q, config.window, (0, 0), counts)
+        k, v = (partition(part, config.window, config.reach, counts) for part in (k, v))
+        mask = partition(cell_mask(layout.valid, space, x.device), config.window, config.reach, counts).squeeze(-1)
+        y = self.window_logits(q, k, mask).softmax(-1).to(v.dtype) @ v
+        return self.merge(merge_windows(y, config.window, space, counts)), None
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
+        return WindowState(*self.new_window(batch, device, dtype))
+
+    def step(self, x: Tensor, new: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
+        q, k, v = self.project(x)
+        k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
+        y = self.stream_window(q, k, state.lengths).softmax(-1).to(v.dtype) @ v
+        return self.merge(y), WindowState(state.lengths + new, *self.slide(state, k, v, new))

@@ -1,0 +1,327 @@
+"""Linear attention: keys and queries meet through features, so that sums over keys are taken once.
+
+Equation:
+    y_i = sum_j phi(q_i).phi(k_j) v_j / max(sum_j phi(q_i).phi(k_j), 1e-2)          per head; causal: j <= i
+
+favorp (the default) takes phi(t) = m^(-1/2) exp(W t' - |t'|^2 / 2 - M) + 1e-4 with t' = t d^(-1/4) and random W (m, d),
+so that phi(q).phi(k) estimates exp(q.k / sqrt(d)); M is the largest W t' of the query itself, and for keys that of all
+keys it sees. The other maps are in `features.py`. `cosine` multiplies phi(q_i).phi(k_j) by cos(theta_i - theta_j)
+with theta_i = (pi / 2) i / N, N the number of tokens or `max_length`.
+
+Cost: O(T m C) time, O(T (m + C)) memory. Streaming keeps the sums over keys: O(m C) per token.
+The causal form works on blocks of at most 64 positions. Because M grows along the sequence, what was summed before is
+scaled down by exp(M_old - M_new) <= 1 and never up: nothing overflows, and no position knows of later ones. Maxima are
+constants for the gradient.
+
+Citation: Choromanski et al., "Rethinking attention with performers", ICLR 2021; cosine: Qin et al., "cosFormer:
+rethinking softmax in attention", ICLR 2022; dpfp: Schlag et al., "Linear transformers are secretly fast weight
+programmers", ICML 2021.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from subquad.mixers import features
+from subquad.mixers.attention import AttentionConfig, AttentionMixer
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.features import FEATURE_MAPS, Features, Projection, Scheme
+from subquad.mixers.layout import Layout, right_padded
+from subquad.mixers.state import CrossState, State, fresh_lengths
+
+SMALLEST_NORMALISER = 1e-2
+BLOCK = 64
+GROUP = 16
+NO_LEVEL = -1e30  # below every level, and finite, so that differences never become inf - inf
+
+Turn = tuple[Tensor, Tensor] | None
+"""Cosine and sine of theta, each (batch or 1, 1, time, 1); None without cosine weighting."""
+
+
+class PerformerConfig(AttentionConfig):
+    features: int = Field(64, ge=1, description="number m of features of a head")
+    feature_map: Literal["favorp", "relu", "fourier", "dpfp", "mlp-fourier", "relu-only", "sigmoid-only"] = Field(
+        "favorp", description="from a query or key to its features"
+    )
+    projection: Scheme = Field(
+        "redrawn", description="the random matrix: drawn anew in each training step, kept as built, or learned"
+    )
+    cosine: bool = Field(False, description="weights pairs by the cosine of their distance, a quarter turn in all")
+    max_length: int | None = Field(
+        None,
+        ge=1,
+        description="length of the quarter turn of `cosine`; default: each sequence's own, which causal lacks",
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.feature_map == "dpfp" and self.features < 2 * self.head_width:
+            raise ValueError(f"feature_map 'dpfp' needs features >= {2 * self.head_width}, twice the width of a head")
+        if self.feature_map == "mlp-fourier" and self.features % 2:
+            raise ValueError(f"feature_map 'mlp-fourier' needs an even number of features (got {self.features})")
+        if self.causal and self.cosine and self.max_length is None:
+            raise ValueError("cosine=True with causal=True needs max_length, since the final length is not known")
+
+
+@dataclass
+class PerformerState(State):
+    """Sums over the keys read. Values carry a 1 as their last channel, so that sums of features come along.
+
+    sums: (batch, heads, width, d + 1), features relative to key_level; floor_sums: (batch, heads, 1, d + 1), or 2 with
+    cosine, the values alone, for the constant in features; key_level, query_level: (batch, heads), largest so far.
+    """
+
+    sums: Tensor
+    floor_sums: Tensor
+    key_level: Tensor
+    query_level: Tensor
+
+
+@dataclass
+class PerformerContext(CrossState):
+    """sums: (batch, heads, width, d + 1); matrix: (batch, heads, m, d), the W of these sums, the same in every row."""
+
+    sums: Tensor
+    matrix: Tensor | None
+
+
+@register("performer")
+class Performer(AttentionMixer):
+    Config = PerformerConfig
+    capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)")
+    examples = (
+        {"features": 8},
+        {"features": 6, "feature_map": "relu", "projection": "learnable"},
+        {"features": 8, "feature_map": "fourier", "projection": "fixed"},
+        {"features": 16, "feature_map": "dpfp"},
+        {"features": 8, "feature_map": "mlp-fourier", "qkv_bias": False},
+        {"feature_map": "relu-only"},
+        {"feature_map": "sigmoid-only"},
+        {"features": 8, "cosine": True, "max_length": 512},
+    )
+
+    config: PerformerConfig
+
+    def __init__(self, config: PerformerConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        sizes = config.heads, config.features, config.head_width
+        self.feature_map = FEATURE_MAPS[config.feature_map](*sizes)
+        self.projection = Projection(*sizes, config.projection) if self.feature_map.projected else None
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        self._check_length(x.shape[1] if layout.valid is None else layout.lengths(x))
+        matrix = self.projection() if self.projection is not None else None
+        lengths = layout.lengths(x)
+        if self.config.causal:
+            fresh = self.new_state(x.shape[0], x.device, x.dtype)
+            return self._advance(x, lengths, fresh, matrix)[0], None
+        q, k, v = (at_least_float32(t) for t in self.project(x))
+        with full_precision(x):
+            turn = self._turn(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
+            query = self._features(q, matrix, layout.valid)
+            queries = _turned(self._query_values(query, _largest(query.level)), turn)
+            y = _ratio(queries @ self._summed(k, v, matrix, layout.valid, turn))
+        return self.merge(y), None
+
+    # ------------------------------------------------------------------ cross-attention
+
+    def remember(self, context: Tensor, layout: Layout) -> PerformerContext:
+        if self.config.cosine:
+            raise ValueError(
+                "performer with cosine=True cannot read a context: cosines compare positions within one sequence. "
+                "Build it with cosine=False"
+            )
+        matrix = self.projection() if self.projection is not None else None
+        k, v = (at_least_float32(t) for t in self.project_part(context, 1, 3))
+        with full_precision(context):
+            sums = self._summed(k, v, matrix, layout.valid, None)
+        kept = matrix.expand(context.shape[0], -1, -1, -1) if matrix is not None else None
+        return PerformerContext(layout.lengths(context), sums, kept)
+
+    def recall(self, x: Tensor, memory: PerformerContext) -> Tensor:
+        q = at_least_float32(self.project_part(x, 0, 1)[0])
+        with full_precision(x):
+            query = self._features(q, memory.matrix[0] if memory.matrix is not None else None, None)
+            y = _ratio(self._query_values(query, features.constant(query.level)) @ memory.sums)
+        return self.merge(y)
+
+    # ------------------------------------------------------------------ causal
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> PerformerState:
+        dtype = torch.promote_types(dtype, torch.float32)
+        heads, channels, turns = self.config.heads, self.config.head_width + 1, 2 if self.config.cosine else 1
+        return PerformerState(
+            fresh_lengths(batch, device),
+            sums=torch.zeros(batch, heads, turns * self.feature_map.width, channels, device=device, dtype=dtype),
+            floor_sums=torch.zeros(batch, heads, turns, channels, device=device, dtype=dtype),
+            key_level=torch.full((batch, heads), NO_LEVEL, device=device, dtype=dtype),
+            query_level=torch.full((batch, heads), NO_LEVEL, device=device, dtype=dtype),
+        )
+
+    def step(self, x: Tensor, new: Tensor, state: PerformerState) -> tuple[Tensor, PerformerState]:
+        self._check_length(state.lengths + new)
+        # A stream spans many calls, so it cannot live with a matrix that each call draws anew.
+        return self._advance(x, new, state, self.projection.matrix if self.projection is not None else None)
+
+    def _advance(
+        self, x: Tensor, new: Tensor, state: PerformerState, matrix: Tensor | None
+    ) -> tuple[Tensor, PerformerState]:
+        """Reads x (batch, time, C), the first new[b] positions of row b being tokens, after what `state` has read."""
+        q, k, v = (at_least_float32(t) for t in self.project(x))
+        with full_precision(x):
+            valid = right_padded(new, x.shape[1])
+            positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
+            turn = self._turn(positions, state.lengths, q.dtype)
+            query, key = self._features(q, matrix, valid), self._features(k, matrix, valid)
+            query_level = torch.maximum(features.constant(query.level).cummax(-1).values, state.query_level[..., None])
+            key_level = torch.maximum(features.constant(key.level).cummax(-1).values, state.key_level[..., None])
+            queries = self._query_values(query, query_level)
+            # The level of what is not a token keeps it out only once a row has read one: hence the masks.
+            keys = _relative(key, key_level) * valid[:, None, :, None]
+            values = _with_one(v) * valid[:, None, :, None]
+            mixed, sums = causal_sums(
+                _turned(queries, turn), _turned(keys, turn), values, key_level, state.sums, state.key_level
+            )
+            floor_sums = state.floor_sums
+            if self.feature_map.floor:
+                ones = _turned(torch.ones_like(v[..., :1]), turn)
+                running = (ones[..., None] * values[..., None, :]).cumsum(2) + floor_sums[:, :, None]
+                weights = _turned(queries.sum(-1, keepdim=True) * self.feature_map.floor, turn)
+                mixed = mixed + (weights[..., None, :] @ running).squeeze(-2)
+                floor_sums = running[:, :, -1]
+            y = _ratio(mixed)
+        # Copies: a state must not keep alive what its last entries were cut from.
+        last = (sums, floor_sums, key_level[..., -1], query_level[..., -1])
+        return self.merge(y), PerformerState(state.lengths + new, *(t.clone() for t in last))
+
+    # ------------------------------------------------------------------ features
+
+    def _features(self, t: Tensor, matrix: Tensor | None, valid: Tensor | None) -> Features:
+        """Features of t (batch, heads, time, d); what is not a token has a level below all others."""
+        values, level = self.feature_map(t, matrix)
+        return Features(values, level if valid is None else level.masked_fill(~valid[:, None], NO_LEVEL))
+
+    def _query_values(self, query: Features, reference: Tensor) -> Tensor:
+        values = _relative(query, reference) if self.feature_map.shares_query_level else query.values
+        return values + self.feature_map.floor
+
+    def _summed(self, k: Tensor, v: Tensor, matrix: Tensor | None, valid: Tensor | None, turn: Turn) -> Tensor:
+        """sum_j phi(k_j) [v_j | 1]^T over the tokens of each row: (batch, heads, width, d + 1)."""
+        key = self._features(k, matrix, valid)
+        keys = _relative(key, _largest(key.level)) + self.feature_map.floor
+        if valid is not None:
+            keys = keys * valid[:, None, :, None]
+        return _turned(keys, turn).transpose(-1, -2) @ _with_one(v)
+
+    # ------------------------------------------------------------------ cosine weighting
+
+    def _turn(self, positions: Tensor, lengths: Tensor, dtype: torch.dtype) -> Turn:
+        """theta of positions (batch or 1, time); lengths (batch,) are those of the rows, used without max_length."""
+        if not self.config.cosine:
+            return None
+        theta = positions.to(dtype) / (self.config.max_length or lengths[:, None]) * (math.pi / 2)
+        theta = theta[:, None, :, None]
+        return theta.cos(), theta.sin()
+
+    def _check_length(self, lengths: Tensor | int) -> None:
+        """Beyond max_length cosines would turn negative. Compiled code cannot look into tensors, only at ints."""
+        limit = self.config.max_length
+        if not self.config.cosine or limit is None or (isinstance(lengths, Tensor) and torch.compiler.is_compiling()):
+            return
+        longest = int(lengths.max()) if isinstance(lengths, Tensor) else lengths
+        if longest > limit:
+            raise ValueError(
+                f"performer: {longest} tokens are more than max_length={limit}; build it with a larger one"
+            )
+
+
+# ---------------------------------------------------------------------- sums over the past
+
+
+def causal_sums(
+    q: Tensor, k: Tensor, v: Tensor, level: Tensor, before: Tensor, level_before: Tensor
+) -> tuple[Tensor, Tensor]:
+    """y_i = q_i^T S_i with S_i = sum_{j <= i} exp(level_j - level_i) k_j v_j^T + exp(level_before - level_i) before.
+
+    q, k: (batch, heads, time, width); v: (batch, heads, time, channels); level: (batch, heads, time), never falling,
+    and constant for the gradient; before: (batch, heads, width, channels); level_before: (batch, heads).
+    Returns y (batch, heads, time, channels) and the last S. Pairs are formed within blocks of at most BLOCK positions,
+    sums once per block.
+    """
+    time = q.shape[2]
+    q, k, v = (_blocks(t, BLOCK) for t in (q, k, v))
+    # Positions added to fill the last block must not fall: they repeat its level.
+    count, size = q.shape[2:4]
+    filled = torch.cat([level, level[..., -1:].expand(-1, -1, count * size - time)], -1)
+    level = filled.unflatten(2, (count, size))
+    ends = level[..., -1:]
+    near = ((q @ k.transpose(-1, -2)) * decays(level)) @ v
+    added = (k * (level - ends).exp()[..., None]).transpose(-1, -2) @ v
+    levels = torch.cat([level_before[..., None], ends.squeeze(-1)], 2)
+    sums = decayed_sums(torch.cat([before[:, :, None], added], 2), levels)
+    far = (q @ sums[:, :, :-1]) * (levels[:, :, :-1, None] - level).exp()[..., None]
+    return (near + far).flatten(2, 3)[:, :, :time], sums[:, :, -1]
+
+
+def decayed_sums(sums: Tensor, level: Tensor) -> Tensor:
+    """sum_{j <= i} exp(level_j - level_i) sums_j for each i: (batch, heads, n, width, channels).
+
+    level: (batch, heads, n), never falling. A running sum with one common scale would overflow where levels rise far,
+    and a loop over n cannot be compiled for any n; so at most GROUP neighbours are summed by a triangular matrix of
+    scales, and groups by another. That one is square in n / GROUP, which stays the smaller part of the work up to
+    about a million tokens.
+    """
+    n = sums.shape[2]
+    grouped, level = _blocks(sums.flatten(3), GROUP), _blocks(level[..., None], GROUP).squeeze(-1)
+    inner = decays(level) @ grouped
+    last = level[..., -1]
+    # Filling entries have sums 0 and any level; only the last group has them, and its total is not used.
+    totals = decays(last) @ inner[..., -1, :]
+    carried = F.pad(totals[:, :, :-1], (0, 0, 1, 0))
+    scale = (F.pad(last[:, :, :-1], (1, 0))[..., None] - level).clamp(max=0).exp()
+    result = inner + scale[..., None] * carried[..., None, :]
+    return result.flatten(2, 3)[:, :, :n].unflatten(-1, sums.shape[3:])
+
+
+def decays(level: Tensor) -> Tensor:
+    """Lower-triangular exp(level_j - level_i): (..., n) -> (..., n, n)."""
+    return (level[..., None, :] - level[..., None]).clamp(max=0).exp().tril()
+
+
+def _blocks(t: Tensor, most: int) -> Tensor:
+    """(batch, heads, n, c) -> (batch, heads, count, size, c), as few blocks as hold `most` each, zeros at the end."""
+    n = t.shape[2]
+    count = (n + most - 1) // most
+    size = (n + count - 1) // count
+    return F.pad(t, (0, 0, 0, count * size - n)).unflatten(2, (count, size))
+
+
+# ---------------------------------------------------------------------- small helpers
+
+
+def _largest(level: Tensor) -> Tensor:
+    return features.constant(level).amax(-1, keepdim=True)
+
+
+def _relative(token: Features, reference: Tensor) -> Tensor:
+    return token.values * (token.level - reference).exp()[..., None]
+
+
+def _turned(phi: Tensor, turn: Turn) -> Tensor:
+    """[phi cos theta | phi sin theta], whose products carry cos(theta_i - theta_j)."""
+    return phi if turn is None else torch.cat([phi * turn[0], phi * turn[1]], -1)
+
+
+def _with_one(v: Tensor) -> Tensor:
+    return torch.cat([v, torch.ones_like(v[..., :1])], -1)
+
+
+def _ratio(mixed: Tensor) -> Tensor:
+    """(..., d + 1): weighted values and the sum of weights -> (..., d)."""
+    return mixed[..., :-1] / mixed[..., -1:].clamp(min=SMALLEST_NORMALISER)

@@ -1,0 +1,183 @@
+"""Primal attention: kernel SVD of an asymmetric attention kernel in its primal form; no values, no attention matrix.
+
+Equation:
+    phi(u) = u / max(|u|, 1e-12)                                      per head and token
+    e_t = phi(q_t) We',   r_t = phi(k_t) Wr'                          We', Wr' (d, s) per head
+    y = Linear_out(heads of Linear_join([e ; r]))
+    causal:    q_t, k_t are sums over the positions up to t;  We' = We, Wr' = Wr (H, d, s) are learned
+    otherwise: We'[h] = X_h[samples]^T We[h], likewise Wr';  X_h (N, d) the channels of x that belong to head h,
+               samples L positions spread evenly over each row's own tokens, We, Wr (H, L, s) learned
+    aux = J^2,  J = 1/(2HN) sum_{h,t,j} (lam_hj e_thj)^2 + (lam_hj r_thj)^2  -  1/H sum_h Tr(We[h]^T Wr[h])
+    J vanishes where We, Wr are the singular vectors of the kernel; a task adds a multiple of aux to its loss.
+
+Cost: O(T C^2) for the projections and O(T C s) for the scores; memory O(T (C + H s)).
+Streaming (causal) keeps the running sums of q and k: O(1).
+
+Citation: Chen et al., "Primal-Attention: self-attention through asymmetric kernel SVD in primal representation",
+NeurIPS 2023.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.mixers.attention import init_xavier
+from subquad.mixers.base import Capabilities, Mixer, at_least_float32, full_precision, register
+from subquad.mixers.config import MixerConfig
+from subquad.mixers.layout import Layout, right_padded
+from subquad.mixers.state import State, fresh_lengths
+
+
+class PrimalConfig(MixerConfig):
+    rank: int = Field(30, ge=1, description="s, number of singular vectors on each side")
+    rank_multiple: int = Field(10, ge=1, description="positions sampled per unit of rank (not causal)")
+    max_length: int = Field(
+        512,
+        ge=1,
+        description="L = min(max_length, rank * rank_multiple) positions are sampled, at any length (not causal)",
+    )
+    reduction: Literal["sample", "batch"] = Field(
+        "sample",
+        description="regulariser: square J of each sample, or the batch mean of J (then the same for all samples)",
+    )
+    trace: Literal["weights", "data"] = Field(
+        "weights",
+        description="trace term of J: learned We, Wr, or We', Wr' made of the sampled tokens (causal: the same)",
+    )
+    qk_bias: bool = Field(True, description="bias of the query and key projections")
+
+    @property
+    def samples(self) -> int:
+        return min(self.max_length, self.rank * self.rank_multiple)
+
+
+@dataclass
+class PrimalState(State):
+    """q, k: (batch, heads, d), sums over the tokens read, in float32 at least."""
+
+    q: Tensor
+    k: Tensor
+
+
+class Scores(NamedTuple):
+    """e, r: (batch, heads, time, s); we, wr: the (.., heads, d, s) they were projected on. In float32 at least."""
+
+    e: Tensor
+    r: Tensor
+    we: Tensor
+    wr: Tensor
+
+
+@register("primal")
+class Primal(Mixer):
+    Config = PrimalConfig
+    capabilities = Capabilities(causal=True, cross=False, grid=False, state="running sums, O(1)")
+    examples = (
+        {},
+        {"rank": 3, "rank_multiple": 2, "qk_bias": False},
+        {"rank": 4, "max_length": 9, "reduction": "batch"},
+        {"rank": 2, "rank_multiple": 3, "trace": "data"},
+        {"rank": 1, "max_length": 1},
+    )
+
+    config: PrimalConfig
+
+    def __init__(self, config: PrimalConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        dim, heads = config.dim, config.heads
+        rows = dim // heads if config.causal else config.samples
+        self.qk = nn.Linear(dim, 2 * dim, bias=config.qk_bias)
+        self.we = nn.Parameter(torch.empty(heads, rows, config.rank))
+        self.wr = nn.Parameter(torch.empty(heads, rows, config.rank))
+        self.lam = nn.Parameter(torch.rand(heads, config.rank))
+        self.join = nn.Linear(2 * config.rank, dim // heads)
+        self.out = nn.Linear(dim, dim)
+        self.drop = nn.Dropout(config.dropout)
+        init_xavier(self.qk)
+        for part in self.qk.weight.split(dim):
+            nn.init.xavier_uniform_(part, gain=2**-0.5)
+        nn.init.orthogonal_(self.we)  # the flattened heads are orthonormal to each other, not the columns within one
+        nn.init.orthogonal_(self.wr)
+        init_xavier(self.out)
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        scores = self.scores(x, layout)
+        return self._merge(scores), self._regulariser(scores, layout)
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> PrimalState:
+        width = self.config.dim // self.config.heads
+        kept = torch.float64 if dtype == torch.float64 else torch.float32
+        zeros = torch.zeros(batch, self.config.heads, width, device=device, dtype=kept)
+        return PrimalState(fresh_lengths(batch, device), zeros, zeros)
+
+    def step(self, x: Tensor, new: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
+        absent = right_padded(new, x.shape[1]).logical_not()[:, None, :, None]
+        q, k = (part.masked_fill(absent, 0) for part in self._project(x))
+        with full_precision(x):
+            q, k = state.q[:, :, None] + q.cumsum(2), state.k[:, :, None] + k.cumsum(2)
+            scores = _project_on(q, k, at_least_float32(self.we), at_least_float32(self.wr))
+        return self._merge(scores), PrimalState(state.lengths + new, q[:, :, -1], k[:, :, -1])
+
+    def scores(self, x: Tensor, layout: Layout) -> Scores:
+        """The projection scores e, r of every token of x (batch, time, C)."""
+        q, k = self._project(x)
+        with full_precision(x):
+            we, wr = at_least_float32(self.we), at_least_float32(self.wr)
+            if self.config.causal:
+                return _project_on(q.cumsum(2), k.cumsum(2), we, wr)
+            positions = sample_positions(layout.lengths(x), self.config.samples)
+            sampled = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
+            tokens = at_least_float32(sampled).unflatten(-1, (self.config.heads, -1)).permute(0, 2, 3, 1)
+            return _project_on(q, k, tokens @ we, tokens @ wr)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """q, k, each (batch, heads, time, d), in float32 at least."""
+        q, k = at_least_float32(self.qk(x)).unflatten(-1, (2, self.config.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k
+
+    def _merge(self, scores: Scores) -> Tensor:
+        """(batch, time, C): scores joined per head, heads side by side, output projection, dropout."""
+        heads = self.join(torch.cat((scores.e, scores.r), -1).to(self.join.weight.dtype))
+        return self.drop(self.out(heads.transpose(1, 2).flatten(2)))
+
+    def _regulariser(self, scores: Scores, layout: Layout) -> Tensor:
+        """J^2 of every sample, (batch,), means running over each row's own tokens."""
+        heads, batch = self.config.heads, scores.e.shape[0]
+        with full_precision(scores.e):
+            lam = at_least_float32(self.lam)[:, None]
+            energy = ((lam * scores.e).square() + (lam * scores.r).square()).sum((1, 3))
+            if layout.valid is None:
+                energy = energy.mean(1)
+            else:
+                energy = energy.masked_fill(layout.valid.logical_not(), 0).sum(1) / layout.valid.sum(1)
+            if self.config.trace == "weights":
+                trace = (at_least_float32(self.we) * at_least_float32(self.wr)).sum()
+            else:
+                trace = (scores.we * scores.wr).sum((-3, -2, -1))
+            balance = (energy / 2 - trace) / heads
+            if self.config.reduction == "batch":
+                balance = balance.mean().expand(batch)
+            return balance.square()
+
+
+def _project_on(q: Tensor, k: Tensor, we: Tensor, wr: Tensor) -> Scores:
+    return Scores(F.normalize(q, dim=-1) @ we, F.normalize(k, dim=-1) @ wr, we, wr)
+
+
+def sample_positions(lengths: Tensor, count: int) -> Tensor:
+    """`count` positions spread evenly from the first to the last token of each row: (batch,) -> (batch, count) int64.
+
+    The rule is that of torch.linspace(0, length - 1, count, dtype=torch.int64), which counts from the nearer end and
+    truncates in float64. Rows shorter than `count` repeat positions.
+    """
+    if count == 1:
+        return torch.zeros_like(lengths)[:, None]
+    last = (lengths[:, None] - 1).double()
+    step = last / (count - 1)
+    index = torch.arange(count, device=lengths.device)
+    return torch.where(index < count // 2, step * index, last - step * (count - 1 - index)).long()

@@ -1,0 +1,101 @@
+"""ScatterBrain: exact attention inside a window, random features for all the rest.
+
+Equation, per head, with log features a(t) = W t d^-1/4 - |t|^2 d^-1/2 / 2 - log(m) / 2 (m of them):
+    outside window g, per feature:  Z_g = log( sum_j exp a(k_j) - sum_{j in g} exp a(k_j) )
+                                    F_g = ( sum_j exp a(k_j) v_j - sum_{j in g} exp a(k_j) v_j ) / exp Z_g
+    y_i = sum_{j in g(i)} A_ij v_j + sum_f A_if F_{g(i), f},   A_i = softmax over [q_i.k_j d^-1/2 + b(i, j) | a(q_i) + Z_{g(i)}]
+
+Cost: O(T (w + m d / w + m) C) time, O(T (C + heads (w + m d / w))) memory.
+
+Citation: Chen et al., "Scatterbrain: unifying sparse and low-rank attention approximation", NeurIPS 2021, in the form of
+the efficient-attention library.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from subquad.mixers import noise
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.features import Projection
+from subquad.mixers.layout import Layout
+from subquad.mixers.windows import (
+    NEVER,
+    WindowConfig,
+    WindowMixer,
+    cell_mask,
+    merge_windows,
+    partition,
+    windows_in,
+)
+
+
+class ScatterBrainConfig(WindowConfig):
+    features: int = Field(64, ge=1, description="random features m")
+    projection: Literal["redrawn", "fixed", "learnable"] = Field(
+        "redrawn", description="projection W: new for each training pass, fixed, or learned"
+    )
+
+
+@register("scatterbrain")
+class ScatterBrain(WindowMixer):
+    Config = ScatterBrainConfig
+    capabilities = Capabilities(causal=False, cross=False, grid=True, state="none")
+    examples = (
+        {"window": 4, "features": 8},
+        {"window": 3, "features": 6, "overlap": True, "relative": "table"},
+        {"window": 5, "features": 8, "projection": "learnable"},
+    )
+
+    config: ScatterBrainConfig
+
+    def __init__(self, config: ScatterBrainConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        self.projection = Projection(config.heads, config.features, config.head_width, config.projection)
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        config, space = self.config, self.space_of(x, layout)
+        counts = windows_in(space, config.window)
+        q, k, v = self.project(x)
+        mask = cell_mask(layout.valid, space, x.device)
+
+        def keys(part: Tensor) -> Tensor:
+            return partition(part.unflatten(2, space), config.window, config.reach, counts)
+
+        q_windows = partition(q.unflatten(2, space), config.window, (0, 0), counts)
+        mask_windows = partition(mask, config.window, config.reach, counts)
+        near = self.window_logits(q_windows, keys(k), mask_windows.squeeze(-1))
+        with full_precision(x):
+            q32, k32, v32 = (at_least_float32(part) for part in (q, k, v))
+            matrix = at_least_float32(self.projection())
+            log_k = self._log_features(matrix, k32).masked_fill(~mask.flatten(2, -2), NEVER)
+            log_mass, values = self._rest(log_k, v32, keys(log_k), keys(v32), mask_windows)
+            log_q = self._log_features(matrix, q32).unflatten(2, space)
+            far = partition(log_q, config.window, (0, 0), counts) + log_mass
+            a_near, a_far = torch.cat([near, far], -1).softmax(-1).split([near.shape[-1], far.shape[-1]], -1)
+            y = a_near @ keys(v32) + a_far @ values
+        return self.merge(merge_windows(y.to(v.dtype), config.window, space, counts)), None
+
+    def _log_features(self, matrix: Tensor, t: Tensor) -> Tensor:
+        """a(t) of tokens (batch, heads, N, d): (batch, heads, N, m)."""
+        projected = (t * self.scale**0.5) @ matrix.transpose(-1, -2)
+        return projected - t.square().sum(-1, keepdim=True) * (self.scale / 2) - math.log(self.config.features) / 2
+
+    def _rest(
+        self, log_k: Tensor, v: Tensor, log_k_windows: Tensor, v_windows: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Z (batch, heads, windows, 1, m) and F (batch, heads, windows, m, d) of everything outside each window."""
+        log_k_windows = log_k_windows.masked_fill(~mask, NEVER)
+        top = noise.constant(log_k.amax(2, keepdim=True))
+        weight, weight_windows = (log_k - top).exp(), (log_k_windows - top.unsqueeze(2)).exp()
+        total = weight.sum(2)[:, :, None] - weight_windows.sum(3)
+        sums = (weight.transpose(-1, -2) @ v).unsqueeze(2) - weight_windows.transpose(-1, -2) @ v_windows
+        values = sums / total.clamp(min=1e-3).unsqueeze(-1)
+        everything, window = log_k.logsumexp(2, keepdim=True), log_k_windows.logsumexp(3)
+        high = noise.constant(torch.maximum(everything, window))
+        log_mass = high + ((everything - high).exp() - (window - high).exp() + 1e-5).log()
+        return log_mass.unsqueeze(3), values

@@ -1,0 +1,128 @@
+"""What lightconv and dynamicconv share: the block around a convolution whose taps heads share, and its streaming form.
+
+    u = GLU(in_proj(x)), pads zeroed  ->  c_t = sum_k taps_k u_{t-P+k}  ->  out_proj(c)
+    P = K - 1 when causal, (K - 1) // 2 when centred (an even kernel looks one position further ahead than back)
+
+Inputs outside the sequence are zeros, and the taps that meet them are lost: nothing is renormalised, unless a mechanism
+says so.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.kernels.conv import tap_conv, tap_conv_extended
+from subquad.mixers.attention import init_xavier
+from subquad.mixers.base import Mixer
+from subquad.mixers.config import MixerConfig
+from subquad.mixers.layout import Layout
+from subquad.mixers.state import State, fresh_lengths, keep_last
+
+
+class ShortConvConfig(MixerConfig):
+    """Options of both convolutions."""
+
+    kernel_size: int = Field(31, ge=1, description="taps K, odd or even; may exceed the length")
+    glu: bool = Field(True, description="the input map is gated: value times sigmoid(gate)")
+    tap_softmax: bool = Field(True, description="taps are normalised by a softmax over all K")
+    tap_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the taps, per position, after the softmax")
+    conv_bias: bool = Field(False, description="bias added to the convolution's output")
+    conv_dim: int | None = Field(None, ge=1, description="channels of the convolution; default C")
+    projected: bool = Field(True, description="linear maps before and after the convolution")
+
+    @property
+    def width(self) -> int:
+        return self.conv_dim or self.dim
+
+    @property
+    def before(self) -> int:
+        """How many taps lie before the current position: P."""
+        return self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
+
+    def check(self) -> None:
+        self.check_heads(self.width)
+        if not self.projected and self.glu:
+            raise ValueError("projected=False leaves out the map that glu gates; set glu=False")
+        if not self.projected and self.conv_dim is not None:
+            raise ValueError("projected=False leaves out the maps to and from conv_dim; leave conv_dim out as well")
+
+
+@dataclass
+class ShortConvState(State):
+    """inputs: (batch, K - 1, conv_dim), the last inputs of the convolution; zeros before a row's first token."""
+
+    inputs: Tensor
+
+
+class ShortConvMixer(Mixer):
+    """The block; a mechanism says where the taps come from."""
+
+    config: ShortConvConfig
+
+    def __init__(self, config: ShortConvConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        self.in_proj: nn.Linear | None = None
+        self.out_proj: nn.Linear | None = None
+        if config.projected:
+            self.in_proj = nn.Linear(config.dim, 2 * config.width if config.glu else config.width)
+            self.out_proj = nn.Linear(config.width, config.dim)
+            init_xavier(self.in_proj)
+            init_xavier(self.out_proj)
+        self.conv_bias = nn.Parameter(torch.zeros(config.width)) if config.conv_bias else None
+        self.drop = nn.Dropout(config.dropout)
+
+    def taps(self, query: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        """Taps (heads, K), or (batch, time, heads, K) for the positions of query (batch, time, width).
+
+        start, end: (batch,) int64; the first position of query is the row's token number `start`, and the row ends
+        before token number `end`.
+        """
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ the convolution alone
+
+    def convolve(self, u: Tensor, layout: Layout, query: Tensor | None = None) -> Tensor:
+        """u: (batch, time, conv_dim) -> the same shape. query: what taps are predicted from, u itself by default."""
+        if layout.valid is not None:
+            u = u.masked_fill(layout.valid.logical_not()[..., None], 0)
+        start = fresh_lengths(u.shape[0], u.device)
+        taps = self.taps(u if query is None else query, start, layout.lengths(u))
+        return self._with_bias(tap_conv(u, taps, self.config.before))
+
+    def convolve_step(
+        self, u: Tensor, new: Tensor, state: ShortConvState, query: Tensor | None = None
+    ) -> tuple[Tensor, ShortConvState]:
+        """The next chunk u (batch, time, conv_dim) of a stream, of which the first new[b] positions are tokens."""
+        extended = torch.cat([state.inputs.to(u.dtype), u], 1)
+        end = state.lengths + new
+        taps = self.taps(u if query is None else query, state.lengths, end)
+        inputs = keep_last(extended, new, self.config.kernel_size - 1, dim=1)
+        return self._with_bias(tap_conv_extended(extended, taps)), ShortConvState(end, inputs)
+
+    def _with_bias(self, y: Tensor) -> Tensor:
+        return y if self.conv_bias is None else y + self.conv_bias
+
+    # ------------------------------------------------------------------ the block
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        return self._leave(self.convolve(self._enter(x), layout)), None
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> ShortConvState:
+        inputs = torch.zeros(batch, self.config.kernel_size - 1, self.config.width, device=device, dtype=dtype)
+        return ShortConvState(fresh_lengths(batch, device), inputs)
+
+    def step(self, x: Tensor, new: Tensor, state: ShortConvState) -> tuple[Tensor, ShortConvState]:
+        y, state = self.convolve_step(self._enter(x), new, state)
+        return self._leave(y), state
+
+    def _enter(self, x: Tensor) -> Tensor:
+        if self.in_proj is None:
+            return x
+        return F.glu(self.in_proj(x)) if self.config.glu else self.in_proj(x)
+
+    def _leave(self, y: Tensor) -> Tensor:
+        return self.drop(y if self.out_proj is None else self.out_proj(y))

@@ -1,0 +1,109 @@
+"""Scaled dot-product attention, the baseline.
+
+Equation:
+    y_i = sum_j softmax_j(q_i . k_j / sqrt(d)) v_j          per head; causal: j <= i
+
+Cost: O(T^2 C) time; memory O(T C) through torch's fused kernels, O(T^2) where they do not apply.
+Streaming keeps all keys and values: O(T) per token.
+
+Citation: Vaswani et al., "Attention is all you need", NeurIPS 2017.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.mixers.attention import AttentionConfig, AttentionMixer
+from subquad.mixers.base import Capabilities, register
+from subquad.mixers.layout import Layout, right_padded
+from subquad.mixers.state import CrossState, State, append_at, fresh_lengths
+
+
+class SoftmaxConfig(AttentionConfig):
+    attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the attention probabilities")
+    head_dim: int | None = Field(None, ge=1, description="width of a head; default C / heads")
+    out_projection: bool = Field(True, description="output linear map with bias; without it heads are concatenated")
+    out_bias: bool = Field(True, description="bias of the output map")
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.dim // self.heads
+
+    def check(self) -> None:
+        if self.head_dim is None:
+            super().check()
+        elif not self.out_projection and self.head_dim * self.heads != self.dim:
+            raise ValueError(f"{self.heads} heads of {self.head_dim} channels need out_projection=True to give {self.dim}")
+
+
+@dataclass
+class SoftmaxState(State):
+    """k, v: (batch, heads, slots, d); slots from a row's length on are empty."""
+
+    k: Tensor
+    v: Tensor
+
+
+@dataclass
+class SoftmaxContext(CrossState):
+    """k, v of the context: (batch, heads, time', d), right padded to `lengths`."""
+
+    k: Tensor
+    v: Tensor
+    padded: bool
+
+
+@register("softmax")
+class Softmax(AttentionMixer):
+    Config = SoftmaxConfig
+    capabilities = Capabilities(causal=True, cross=True, grid=False, state="keys and values, O(T)", linear=False)
+    examples = ({}, {"head_dim": 3}, {"qkv_bias": False, "out_projection": False})
+
+    config: SoftmaxConfig
+
+    def __init__(self, config: SoftmaxConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        if not self.config.out_projection:
+            self.out = nn.Identity()
+        elif not self.config.out_bias:
+            self.out = nn.Linear(self.inner, self.config.dim, bias=False)
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        q, k, v = self.project(x)
+        if layout.valid is None:
+            return self.merge(self._attend(q, k, v, causal=self.config.causal)), None
+        allowed = layout.valid[:, None, None, :]
+        if self.config.causal:
+            allowed = allowed & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        return self.merge(self._attend(q, k, v, allowed)), None
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> SoftmaxState:
+        empty = torch.zeros(batch, self.config.heads, 0, self.config.head_width, device=device, dtype=dtype)
+        return SoftmaxState(fresh_lengths(batch, device), empty, empty)
+
+    def step(self, x: Tensor, new: Tensor, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
+        q, k, v = self.project(x)
+        time, room = x.shape[1], state.k.shape[2] + x.shape[1]
+        keep = right_padded(new, time)
+        k = append_at(state.k, k, state.lengths, keep, room)
+        v = append_at(state.v, v, state.lengths, keep, room)
+        position = state.lengths[:, None] + torch.arange(time, device=x.device)
+        allowed = torch.arange(room, device=x.device) <= position[..., None]
+        y = self.merge(self._attend(q, k, v, allowed[:, None]))
+        return y, SoftmaxState(state.lengths + new, k, v)
+
+    def remember(self, context: Tensor, layout: Layout) -> SoftmaxContext:
+        k, v = self.project_part(context, 1, 3)
+        return SoftmaxContext(layout.lengths(context), k, v, layout.valid is not None)
+
+    def recall(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
+        (q,) = self.project_part(x, 0, 1)
+        allowed = right_padded(memory.lengths, memory.k.shape[2])[:, None, None, :] if memory.padded else None
+        return self.merge(self._attend(q, memory.k, memory.v, allowed))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
+        drop = self.config.attention_dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, allowed, drop, is_causal=causal)

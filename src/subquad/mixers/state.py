@@ -1,0 +1,60 @@
+"""What a mixer remembers between calls when it reads a sequence piece by piece."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class State:
+    """Base of all streaming states: plain tensors whose first axis is the batch.
+
+    lengths: (batch,) int64, tokens each row has read. Padded positions do not advance a row.
+    """
+
+    lengths: Tensor
+
+    def reorder(self, index: Tensor) -> Self:
+        """The state of the rows `index` (new_batch,) int64: beam search keeps, drops and repeats hypotheses with it."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(
+            self, **{name: value.index_select(0, index) for name, value in tensors.items() if isinstance(value, Tensor)}
+        )
+
+
+@dataclass
+class CrossState(State):
+    """Base of what cross-attention keeps of its context; `lengths` are those of the context."""
+
+
+def fresh_lengths(batch: int, device: torch.device | str | None) -> Tensor:
+    return torch.zeros(batch, dtype=torch.int64, device=device)
+
+
+def keep_last(buffer: Tensor, new: Tensor, count: int, dim: int) -> Tensor:
+    """The `count` entries along `dim` that end at each row's newest token.
+
+    buffer: (batch, ...) whose axis `dim` holds `count` old entries and then the chunk's; new: (batch,) how many
+    entries of the chunk are tokens. Row b keeps entries new[b] .. new[b] + count - 1.
+    """
+    index = new[:, None] + torch.arange(count, device=new.device)
+    shape = [1] * buffer.dim()
+    shape[0], shape[dim] = buffer.shape[0], count
+    target = list(buffer.shape)
+    target[dim] = count
+    return buffer.gather(dim, index.view(shape).expand(target))
+
+
+def append_at(buffer: Tensor, entries: Tensor, at: Tensor, keep: Tensor, room: int) -> Tensor:
+    """Writes `entries` behind what each row already holds, in a buffer with `room` slots.
+
+    buffer: (batch, heads, slots, width); entries: (batch, heads, n, width); at: (batch,) first free slot of each row;
+    keep: (batch, n) False for entries that are not to be written. Slots never written hold zeros.
+    """
+    grown = torch.nn.functional.pad(buffer, (0, 0, 0, room + 1 - buffer.shape[2]))
+    slot = at[:, None] + torch.arange(entries.shape[2], device=at.device)
+    slot = torch.where(keep, slot, room)  # the one spare slot takes what is not to be kept
+    index = slot[:, None, :, None].expand_as(entries)
+    return grown.scatter(2, index, entries)[:, :, :room]

@@ -1,0 +1,249 @@
+"""Windows over sequences and grids: partition, relative biases, masks and the streaming window.
+
+A window holds `size` cells per axis; its keys reach `before` cells further on the low side and `after` on the high side.
+Axes of a tensor that is cut: (batch, heads, *space, width) with space = (T,) or (H, W); windows are enumerated row by
+row, and so are the cells inside a window.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.mixers.attention import AttentionConfig, AttentionMixer
+from subquad.mixers.base import at_least_float32
+from subquad.mixers.layout import Layout
+from subquad.mixers.state import State, fresh_lengths, keep_last
+
+NEVER = torch.finfo(torch.float32).min  # a logit that no softmax gives weight; finite, so that empty rows stay finite
+
+
+class WindowConfig(AttentionConfig):
+    """Options of every mechanism with windows."""
+
+    window: int = Field(64, ge=1, description="window size; per side on a grid")
+    overlap: bool = Field(False, description="keys reach half a window further on both sides (decoder form of eva: one back)")
+    dims: Literal[1, 2] | None = Field(
+        None, description="1: always windows over the sequence; 2: a grid is required; default: a grid when one is given"
+    )
+    relative: Literal["none", "table", "t5"] = Field(
+        "none", description="relative bias of window logits: a learned table, or T5 buckets; for sequences unless dims=2"
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.causal and self.dims == 2:
+            raise ValueError("a causal mixer reads sequences: dims=2 is not possible")
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How far keys reach before and after the window."""
+        extension = max(1, self.window // 2) if self.overlap else 0
+        return extension, extension
+
+
+# ---------------------------------------------------------------------- partition
+
+
+def windows_in(space: Sequence[int], size: int) -> tuple[int, ...]:
+    """Windows per axis, the last one possibly not full."""
+    return tuple(-(-cells // size) for cells in space)
+
+
+def partition(x: Tensor, size: int, reach: tuple[int, int], counts: Sequence[int]) -> Tensor:
+    """(batch, heads, *space, width) -> (batch, heads, windows, cells, width); cells outside the space are zero (False)."""
+    before, after = reach
+    pads = [0, 0]
+    for axis in reversed(range(len(counts))):
+        pads += [before, counts[axis] * size + after - x.shape[2 + axis]]
+    if torch.compiler.is_compiling() or any(pads):  # a branch on the length would cost compiled code a second graph
+        x = F.pad(x, pads)
+    for axis in range(len(counts)):
+        x = x.unfold(2 + axis, before + size + after, size)
+    return x.flatten(2, 1 + len(counts)).flatten(4).transpose(-1, -2)
+
+
+def merge_windows(y: Tensor, size: int, space: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """Inverse of `partition` without reach: (batch, heads, windows, cells, width) -> (batch, heads, N, width)."""
+    if len(space) == 1:
+        return y.flatten(2, 3)[:, :, : space[0]]
+    rows, columns = counts
+    y = y.unflatten(3, (size, size)).unflatten(2, (rows, columns)).transpose(3, 4)
+    return y.reshape(*y.shape[:2], rows * size, columns * size, -1)[:, :, : space[0], : space[1]].flatten(2, 3)
+
+
+def cell_mask(valid: Tensor | None, space: Sequence[int], device: torch.device) -> Tensor:
+    """Tokens as (batch or 1, 1, *space, 1) bool, ready to be cut like keys."""
+    if valid is None:
+        return torch.ones((1, 1, *space, 1), dtype=torch.bool, device=device)
+    return valid.view(valid.shape[0], 1, *space, 1)
+
+
+# ---------------------------------------------------------------------- relative biases
+
+
+def t5_buckets(window: int, extension: int, rows: int, columns: int, causal: bool) -> Tensor:
+    """Bucket of query row i and key column j, by their distance i - j: (rows, columns) int64.
+
+    Near distances have a bucket each, farther ones share logarithmic buckets up to window + extension. Both indices
+    start at 0 at the beginning of what they index, also when the keys reach back: a quirk that trained models rely on.
+    """
+    buckets, furthest = t5_bucket_count(window, extension), window + extension
+    distance = torch.arange(rows)[:, None] - torch.arange(columns)
+    if causal:
+        base, distance = torch.zeros_like(distance), distance.clamp(min=0)
+    else:
+        buckets //= 2
+        base, distance = (distance < 0) * buckets, distance.abs()
+    exact = buckets // 2
+    if furthest <= exact:  # no logarithmic range: all far distances share the last bucket
+        return base + distance.clamp(max=buckets - 1)
+    ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(furthest / exact)
+    far = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return base + torch.where(distance < exact, distance, far)
+
+
+def t5_bucket_count(window: int, extension: int) -> int:
+    return max(min((window + extension) // 2, 64), 16)
+
+
+class PairTable(nn.Module):
+    """One learned bias for each pair of query and key places in a window: (heads, queries, keys)."""
+
+    def __init__(self, heads: int, queries: int, keys: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(heads, queries, keys))
+        nn.init.trunc_normal_(self.table, std=0.02)
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+class OffsetTable(nn.Module):
+    """Learned biases by the two-dimensional offset between query and key cell: (heads, queries, keys).
+
+    The row of offset (dy, dx) is (dy + m) * side + dx + m with m = window + extension - 1 and side = window + 2 extension.
+    The stride is the side of the keys, not the number of offsets 2m + 1, so some offsets share a row: published
+    checkpoints depend on it.
+    """
+
+    def __init__(self, heads: int, window: int, extension: int) -> None:
+        super().__init__()
+        reach, side = window + extension - 1, window + 2 * extension
+        self.table = nn.Parameter(torch.empty(2 * reach * (side + 1) + 1, heads))
+        nn.init.trunc_normal_(self.table, std=0.02)
+        query = torch.cartesian_prod(torch.arange(window), torch.arange(window))
+        key = torch.cartesian_prod(torch.arange(side), torch.arange(side)) - extension
+        offset = query[:, None] - key + reach
+        self.register_buffer("rows", offset[..., 0] * side + offset[..., 1], persistent=False)
+
+    def forward(self) -> Tensor:
+        return self.table[self.rows].permute(2, 0, 1)
+
+
+class T5Bias(nn.Module):
+    """Learned biases by bucketed distance, times d^-1/2: (heads or 1, queries, keys)."""
+
+    def __init__(self, heads: int, scale: float, extension: int, window: int, shape: tuple[int, int], causal: bool) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.randn(t5_bucket_count(window, extension), heads))
+        self.register_buffer("buckets", t5_buckets(window, extension, *shape, causal), persistent=False)
+
+    def forward(self) -> Tensor:
+        return self.weight[self.buckets].permute(2, 0, 1) * self.scale
+
+
+# ---------------------------------------------------------------------- the mixer
+
+
+@dataclass
+class WindowState(State):
+    """Keys and values that the next token's window can reach: (batch, heads, before + window - 1, d), newest last."""
+
+    k: Tensor
+    v: Tensor
+
+
+class WindowMixer(AttentionMixer):
+    """Queries in windows with the keys that they reach."""
+
+    config: WindowConfig
+    t5_heads_shared = False
+
+    def __init__(self, config: WindowConfig | None = None, /, **options: object) -> None:
+        super().__init__(config, **options)
+        config = self.config
+        before, after = config.reach
+        axes = config.dims or 1
+        queries, keys = config.window**axes, (before + config.window + after) ** axes
+        self.bias: PairTable | OffsetTable | T5Bias | None = None
+        if config.relative == "t5":
+            heads = 1 if self.t5_heads_shared else config.heads
+            self.bias = T5Bias(heads, self.scale, before, config.window, (queries, keys), config.causal)
+        elif config.relative == "table":
+            pairs = axes == 1
+            self.bias = (
+                PairTable(config.heads, queries, keys) if pairs else OffsetTable(config.heads, config.window, before)
+            )
+
+    def sees_grid(self, grid: tuple[int, int]) -> bool:
+        if self.config.dims is None and self.bias is not None:
+            raise ValueError(
+                f"{self.name}: its relative bias is one for sequences, but a grid {tuple(grid)} was given; build it with "
+                "dims=2 for windows on the grid, or dims=1 to read the grid row by row"
+            )
+        return self.config.dims != 1
+
+    def space_of(self, x: Tensor, layout: Layout) -> tuple[int, ...]:
+        if layout.grid is None and self.config.dims == 2:
+            raise ValueError(f"{self.name} was built with dims=2: give grid=(H, W)")
+        return layout.grid or (x.shape[1],)
+
+    def window_logits(self, q: Tensor, k: Tensor, reachable: Tensor) -> Tensor:
+        """Logits of window queries (batch, heads, windows, cells, d) to the keys (.., keys, d) of their windows.
+
+        reachable: (batch or 1, 1, windows, keys) bool, False for cells outside the space and padded ones.
+        """
+        logits = at_least_float32((q * self.scale) @ k.transpose(-1, -2))
+        if self.bias is not None:
+            logits = logits + self.bias()[:, None]
+        reachable = reachable.unsqueeze(-2)
+        if self.config.causal:
+            place = torch.arange(q.shape[-2], device=q.device)[:, None] + self.config.reach[0]
+            reachable = reachable & (torch.arange(k.shape[-2], device=q.device) <= place)
+        return logits.masked_fill(~reachable, NEVER)
+
+    def new_window(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Lengths, keys and values of an empty streaming window."""
+        slots = self.config.reach[0] + self.config.window - 1
+        empty = torch.zeros(batch, self.config.heads, slots, self.config.head_width, device=device, dtype=dtype)
+        return fresh_lengths(batch, device), empty, empty
+
+    def stream_window(self, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
+        """Logits (batch, heads, t, slots + t) of the t newest tokens' queries to old and new keys (slots + t).
+
+        lengths: (batch,) tokens before these t. The bias is looked up at each query's true place in its window.
+        """
+        window, before = self.config.window, self.config.reach[0]
+        position = lengths[:, None] + torch.arange(q.shape[2], device=q.device)
+        key_position = position[:, -1:] + 1 - torch.arange(k.shape[2], 0, -1, device=q.device)
+        first = (position // window * window - before)[..., None]
+        column = key_position[:, None, :] - first
+        reachable = (column >= 0) & (key_position >= 0)[:, None, :] & (key_position[:, None, :] <= position[..., None])
+        logits = at_least_float32((q * self.scale) @ k.transpose(-1, -2))
+        if self.bias is not None:
+            table = self.bias()
+            row = (position % window)[..., None].expand_as(column)
+            logits = logits + table[:, row, column.clamp(0, table.shape[-1] - 1)].transpose(0, 1)
+        return logits.masked_fill(~reachable[:, None], NEVER)
+
+    def slide(self, state: WindowState, k: Tensor, v: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values that stay reachable after `new` tokens; k, v as given to `stream_window`."""
+        slots = state.k.shape[2]
+        return keep_last(k, new, slots, dim=2), keep_last(v, new, slots, dim=2)

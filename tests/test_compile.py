@@ -1,0 +1,61 @@
+"""torch.compile without graph breaks, few recompilations, and torch.export, for every mechanism."""
+
+import shutil
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from subquad.mixers import available
+from tests.mixer_cases import EVERY, Case, close, tokens
+
+LENGTHS = (41, 64, 50, 96, 57, 80, 73, 48)  # above every window, kernel and landmark count of the examples
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_one_graph_serves_many_lengths(case: Case) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    mixer = case.build()
+    compiled = torch.compile(mixer, backend=counter, fullgraph=True)
+    for time in LENGTHS:
+        x, y = (tokens(2, time, time).requires_grad_() for _ in range(2))
+        ours, eager = compiled(x).y, mixer(y).y
+        assert close(ours, eager)
+        ours.square().sum().backward()
+        eager.square().sum().backward()
+        assert x.grad is not None
+        assert y.grad is not None
+        assert close(x.grad, y.grad, 5e-5)
+    assert counter.frame_count <= 3, f"{counter.frame_count - 1} recompilations"
+
+
+@pytest.mark.parametrize("name", available())
+def test_compiles_with_padding(name: str) -> None:
+    mixer = Case(name, 0).build()
+    compiled = torch.compile(mixer, backend="eager", fullgraph=True)
+    x, padding = tokens(2, 41, 0), torch.arange(41) >= torch.tensor([[41], [30]])
+    assert close(compiled(x, padding=padding).y, mixer(x, padding=padding).y)
+
+
+@pytest.mark.parametrize("name", ["lightconv", "eva"])
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_the_default_backend_agrees(name: str) -> None:
+    mixer, x = Case(name, 0, causal=True).build(), tokens(2, 41, 0)
+    compiled = torch.compile(mixer, fullgraph=True)
+    assert close(compiled(x).y, mixer(x).y)
+
+
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_exports(case: Case) -> None:
+    mixer, x = case.build(), tokens(2, 41, 0)
+    with torch.no_grad():
+        program = torch.export.export(mixer, (x,))
+        other = tokens(2, 41, 1)
+        assert close(program.module()(other).y, mixer(other).y)

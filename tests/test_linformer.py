@@ -1,0 +1,121 @@
+"""Linformer beyond what every mechanism is tested for: compression, its sharing, its limits."""
+
+import pytest
+import torch
+
+from subquad.mixers import build
+from subquad.mixers.linformer import Linformer, LinformerContext
+from tests.golden_files import assert_close
+
+T = 7
+
+
+def with_identity_compression(**options):
+    """A linformer whose slots are the positions, and a softmax mixer with the same projections."""
+    options = {"dim": 16, "heads": 4, **options}
+    softmax = build("softmax", **options)
+    with torch.no_grad():
+        for parameter in softmax.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    pairs = []
+    for extra in (
+        {"order": "compress-first"},
+        {"order": "compress-first", "share_kv": True},
+        {"order": "project-first"},
+        {"order": "project-first", "per_head": True},
+    ):
+        linformer = Linformer(slots=T, max_length=T, **options, **extra)
+        missing = linformer.load_state_dict(softmax.state_dict(), strict=False)
+        assert not missing.unexpected_keys
+        for name in missing.missing_keys:
+            linformer.get_parameter(name).data.copy_(torch.eye(T))
+        pairs.append((linformer, softmax))
+    return pairs
+
+
+@pytest.mark.parametrize("options", [{}, {"head_dim": 3}, {"qkv_bias": False, "out_projection": False}])
+def test_with_the_identity_it_is_softmax(options) -> None:
+    x, context = torch.randn(2, T, 16), torch.randn(2, T, 16)
+    for linformer, softmax in with_identity_compression(**options):
+        assert_close(linformer(x).y, softmax(x).y, 1e-5, "self-attention")
+        assert_close(linformer(x, context=context).y, softmax(x, context=context).y, 1e-5, "cross-attention")
+
+
+def test_the_orders_differ_by_the_biases_only() -> None:
+    x = torch.randn(2, T, 16)
+    first = Linformer(dim=16, heads=4, slots=3, order="compress-first")
+    second = Linformer(dim=16, heads=4, slots=3, order="project-first")
+    second.load_state_dict(first.state_dict())
+    assert_close(first(x).y, second(x).y, 1e-5, "with zero biases")
+    torch.nn.init.ones_(first.qkv.bias)
+    second.load_state_dict(first.state_dict())
+    assert not torch.allclose(first(x).y, second(x).y, atol=1e-3)
+
+
+def test_lengths_above_the_maximum_are_refused() -> None:
+    mixer = Linformer(dim=16, heads=4, slots=3, max_length=T)
+    mixer(torch.randn(1, T, 16))
+    with pytest.raises(ValueError, match=r"linformer: length 8 is above the maximum of 7"):
+        mixer(torch.randn(1, T + 1, 16))
+    mixer(torch.randn(1, T + 1, 16), context=torch.randn(1, T, 16))
+    with pytest.raises(ValueError, match=r"linformer: length 8 is above the maximum of 7"):
+        mixer(torch.randn(1, T, 16), context=torch.randn(1, T + 1, 16))
+
+
+def test_a_frozen_compression_is_not_trained() -> None:
+    mixer = Linformer(dim=16, heads=4, frozen=True)
+    mixer(torch.randn(1, T, 16)).y.sum().backward()
+    untrained = {name for name, parameter in mixer.named_parameters() if parameter.grad is None}
+    assert untrained == {"compress_k", "compress_v"}
+    assert untrained <= set(mixer.state_dict())
+
+
+@pytest.mark.parametrize("share_kv", [False, True])
+def test_layers_share_their_compression(share_kv: bool) -> None:
+    first, second = (Linformer(dim=16, heads=4, slots=3, share_kv=share_kv) for _ in range(2))
+    second.share_compression(first)
+    assert second.compress_k is first.compress_k
+    assert second.compress_v is first.compress_v
+    x = torch.randn(1, T, 16)
+    second(x).y.square().sum().backward()
+    assert first.compress_k.grad is not None
+    assert first.compress_k.grad.abs().max() > 0
+    layers = torch.nn.ModuleList([first, second])
+    assert sum("compress" in name for name, _ in layers.named_parameters()) == (1 if share_kv else 2)
+
+
+@pytest.mark.parametrize("other", [{"slots": 4}, {"max_length": 9}, {"share_kv": True}])
+def test_layers_of_other_shapes_cannot_share(other) -> None:
+    mixer = Linformer(dim=16, heads=4, slots=3)
+    with pytest.raises(ValueError, match="linformer: compression matrices can be shared"):
+        mixer.share_compression(Linformer(**{"dim": 16, "heads": 4, "slots": 3, **other}))
+
+
+def test_matrices_per_head_need_heads() -> None:
+    with pytest.raises(ValueError, match="linformer: per_head=True needs order='project-first'"):
+        Linformer(dim=16, heads=4, per_head=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "project-first"}])
+def test_a_cached_context_is_as_small_as_the_slots(options) -> None:
+    mixer = Linformer(dim=16, heads=4, slots=3, **options)
+    torch.nn.init.normal_(mixer.qkv.bias)
+    x, context = torch.randn(2, 5, 16), torch.randn(2, 300, 16)
+    padding = torch.arange(300) >= torch.tensor([[300], [17]])
+    whole = mixer(x, context=context, context_padding=padding).y
+    state, parts = mixer.init_state(2), list[torch.Tensor]()
+    for token in x.split(1, dim=1):
+        given = {"context": context, "context_padding": padding} if not parts else {}
+        y, state, _ = mixer(token, state=state, **given)
+        parts.append(y)
+    assert_close(torch.cat(parts, 1), whole, 1e-5, "token by token")
+    assert isinstance(state, LinformerContext)
+    assert state.k.shape == state.v.shape == (2, 4, 3, 4)
+    swapped = mixer(x.flip(0), state=state.reorder(torch.tensor([1, 0]))).y
+    assert_close(swapped, whole.flip(0), 1e-5, "rows exchanged")
+
+
+def test_it_does_not_stream_its_own_sequence() -> None:
+    mixer = Linformer(dim=16, heads=4)
+    with pytest.raises(ValueError, match="linformer streams only as cross-attention"):
+        mixer(torch.randn(1, 1, 16), state=mixer.init_state(1))
