@@ -46,7 +46,7 @@ def load(path: Path) -> Fixture:
 
 
 def assert_close(ours: Tensor, golden: Tensor, tolerance: float, what: str) -> None:
-    """Largest difference at most `tolerance`, measured against the golden tensor's largest value where that is above 1."""
+    """Largest difference at most `tolerance`, relative to the golden tensor's largest value where that is above 1."""
     assert ours.shape == golden.shape, f"{what}: shape {tuple(ours.shape)}, golden {tuple(golden.shape)}"
     error = (ours.detach().double() - golden.double()).abs().max().item()
     limit = tolerance * max(1.0, golden.abs().max().item())
@@ -54,7 +54,7 @@ def assert_close(ours: Tensor, golden: Tensor, tolerance: float, what: str) -> N
 
 
 def assert_gradients(imported: Imported, golden: Mapping[str, Tensor], scale: float = 1.0) -> None:
-    """Gradients of our parameters against those of the original's, by its names; unused tensors must have gradient 0."""
+    """Gradients of our parameters against the original's, by its names; what is unused must have gradient 0 there."""
     ours = dict(imported.mixer.named_parameters())
     for name, expected in golden.items():
         if name not in imported.slots:
@@ -63,7 +63,9 @@ def assert_gradients(imported: Imported, golden: Mapping[str, Tensor], scale: fl
         slot = imported.slots[name]
         gradient = ours[slot.name].grad
         gradient = torch.zeros_like(ours[slot.name]) if gradient is None else gradient
-        assert_close(slot.of(gradient).reshape(expected.shape) * scale, expected, GRADIENT_TOLERANCE, f"gradient of {name}")
+        assert_close(
+            slot.of(gradient).reshape(expected.shape) * scale, expected, GRADIENT_TOLERANCE, f"gradient of {name}"
+        )
 
 
 def is_right_padded(padding: Tensor) -> bool:

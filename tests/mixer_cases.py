@@ -1,4 +1,4 @@
-"""Mixers for tests: every registered mechanism with every option set of its `examples`, and weights that make mistakes show."""
+"""Mixers for tests: every mechanism with every option set of its `examples`, and weights that make mistakes show."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -17,15 +17,40 @@ CHECKS = {
     "primal": golden_primal.check,
 }
 
-FILES = sorted(path for path in FOLDER.rglob("*.safetensors"))
+# Kinds of files (by the beginning of their path in the folder) that belong to layers which do not exist yet.
+WAITING = {
+    "efficient-attention/argument_table.json": "the library's argument interface",
+    "efficient-attention/param_counts.json": "subquad.models",
+    "efficient-attention/gmacs_measured.json": "subquad.models",
+    "fairseq/adam.json": "subquad.train",
+    "fairseq/average_checkpoints.json": "subquad.train",
+    "fairseq/batching.json": "subquad.data",
+    "fairseq/beam_": "subquad.decode",
+    "fairseq/bleu.json": "subquad.evaluate",
+    "fairseq/ckpt/": "subquad.interop for whole checkpoints",
+    "fairseq/collate.json": "subquad.data",
+    "fairseq/criterion_label_smoothed.json": "subquad.tasks",
+    "fairseq/dictionary.json": "subquad.data",
+    "fairseq/lr_schedules.json": "subquad.train",
+    "fairseq/post_process.json": "subquad.data",
+    "fairseq/sinusoidal.json": "subquad.nn",
+}
+DESCRIPTIONS = ("README.md", "README.txt", "INDEX.json")
+
+FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file() and path.name not in DESCRIPTIONS)
 
 
 def test_the_folder_holds_fixtures() -> None:
     assert FILES, f"no fixtures under {FOLDER}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_fixture(path: Path) -> None:
-    source = path.relative_to(FOLDER).parts[0]
+    relative = path.relative_to(FOLDER)
+    for beginning, layer in WAITING.items():
+        if relative.as_posix().startswith(beginning):
+            pytest.skip(f"needs {layer}")
+    source = relative.parts[0]
     assert source in CHECKS, f"no check understands fixtures of {source!r}: {path}"
+    assert path.suffix == ".safetensors", f"no check understands {path}"
     CHECKS[source](load(path))

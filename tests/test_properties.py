@@ -1,4 +1,4 @@
-"""What every mechanism promises, over random shapes, masks and chunkings; a new mechanism is tested by being registered."""
+"""What every mechanism promises, over random shapes, masks and chunkings; being registered is being tested."""
 
 from typing import Any
 
@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from subquad.mixers import Mixer, available, noise
-from tests.mixer_cases import BIDIRECTIONAL, CAUSAL, CROSS, DIM, EVERY, GRID, STREAMING, Case, close, grid_options, tokens
+from tests.mixer_cases import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    CROSS,
+    DIM,
+    EVERY,
+    GRID,
+    STREAMING,
+    Case,
+    close,
+    grid_options,
+    tokens,
+)
 
 many = settings(max_examples=300, deadline=None, print_blob=True)
 lengths = st.integers(1, 33)
@@ -156,7 +168,7 @@ def test_short_lengths_and_padded_rows_are_finite(case: Case) -> None:
 @pytest.mark.parametrize("case", EVERY, ids=str)
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_gradients_in_float64(case: Case, training: bool) -> None:
-    """gradcheck of input and parameters; draws and stabilising maxima are taken from one pass and supplied as constants."""
+    """gradcheck of input and parameters; draws and stabilising maxima come from one pass, as constants."""
     mixer = case.build(dtype=torch.float64).train(training)
     for module in mixer.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -186,7 +198,7 @@ def test_gradients_in_float64(case: Case, training: bool) -> None:
 
 @pytest.mark.parametrize("case", EVERY, ids=str)
 def test_bfloat16_stays_near_float32(case: Case) -> None:
-    """Parameters of ordinary size: with logits of size 20 and more, rounding the inputs alone moves a softmax that far."""
+    """With weights of ordinary size: rounding the inputs of logits of 20 and more moves any softmax that far."""
     mixer = case.build()
     with torch.no_grad():
         for parameter in mixer.parameters():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
 from torch.autograd.profiler import profile
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own log lines would run through the progress bar
@@ -71,12 +72,30 @@ def peak_bytes(work: Work, device: torch.device) -> int:
         raise ValueError(f"peak memory can be measured on cpu and cuda, not on {device.type}")
     with profile(profile_memory=True) as recorded:
         work()
-    changes = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    live = peak = 0
-    for event in sorted(changes, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
+    live: dict[int, int] = {}
+    total = peak = 0
+    for address, size in _allocations(recorded):
+        if size > 0:
+            live[address] = size
+            total += size
+            peak = max(peak, total)
+        else:
+            total -= live.pop(address, 0)  # unknown: it was allocated before, and is not this work's to give back
     return peak
+
+
+def _allocations(recorded: profile) -> list[tuple[int, int]]:
+    """Address and size of every allocation, in order of time; a release has a negative size."""
+    events = []
+    assert recorded.kineto_results is not None
+    waiting = list(recorded.kineto_results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            change: Any = event.extra_fields
+            events.append((event.start_time_ns, change.ptr, change.alloc_size))
+    return [(address, size) for _, address, size in sorted(events, key=lambda event: event[0])]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

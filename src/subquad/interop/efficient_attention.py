@@ -1,6 +1,6 @@
 """Mixers from modules of the efficient-attention library (LARA, EVA, causal EVA and their peers)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -20,10 +20,11 @@ def mixer_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Import
     config: the module's constructor arguments under their own names. state: its state dict.
     """
     name = config["attn_name"]
-    if name not in _OPTIONS:
-        raise ValueError(f"the efficient-attention library has no mechanism {name!r}; it has {', '.join(_OPTIONS)}")
     if name == "causal_eva":
         return _decoder_eva(config, state)
+    if name not in _OPTIONS:
+        known = ", ".join([*_OPTIONS, "causal_eva"])
+        raise ValueError(f"the efficient-attention library has no mechanism {name!r}; it has {known}")
     options, slots = _OPTIONS[name](config)
     mixer = build(
         name,
@@ -44,9 +45,9 @@ def _softmax(config: Mapping[str, Any]) -> Translation:
     return {"attention_dropout": config.get("attn_drop", 0.0)}, {}
 
 
-def _window(config: Mapping[str, Any], default: int = 2) -> Translation:
+def _window(config: Mapping[str, Any]) -> Translation:
     options: dict[str, Any] = {
-        "window": config.get("window_size", default),
+        "window": config.get("window_size", 2),
         "overlap": config.get("overlap_window", False),
         "dims": 2 if config.get("attn_2d") else 1,
     }
@@ -135,7 +136,7 @@ def _adaptive_slots(adaptive: str) -> dict[str, Slot]:
 
 def _decoder_eva(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported:
     arguments, width, bias = config["attn_args"], config["embed_dim"], config.get("bias", True)
-    options, slots = _window(arguments, default=4)
+    options, slots = _window({"window_size": 4} | dict(arguments))
     adaptive = _ADAPTIVE[arguments["adaptive_proj"]]
     chunk = arguments.get("chunk_size")
     mixer = build(
@@ -156,7 +157,7 @@ def _decoder_eva(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Impo
     return fill(mixer, state, slots)
 
 
-_OPTIONS = {
+_OPTIONS: dict[str, Callable[[Mapping[str, Any]], Translation]] = {
     "softmax": _softmax,
     "performer": _performer,
     "local": _window,
@@ -164,5 +165,4 @@ _OPTIONS = {
     "lara": _lara,
     "scatterbrain": _scatterbrain,
     "eva": _eva,
-    "causal_eva": _decoder_eva,
 }

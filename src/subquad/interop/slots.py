@@ -36,12 +36,13 @@ def fill(mixer: Mixer, state: Mapping[str, Tensor], slots: Mapping[str, Slot], u
     not compute with. Every stored name must be known, every slot stored, every number of values right.
     """
     skipped = tuple(unused)
-    unknown = [n for n in state if n not in slots and not any(n == s or s.endswith(".") and n.startswith(s) for s in skipped)]
+    unknown = [
+        n for n in state if n not in slots and not any(n == s or (s.endswith(".") and n.startswith(s)) for s in skipped)
+    ]
     missing = [n for n in slots if n not in state]
     if unknown or missing:
-        raise ValueError(
-            f"{mixer.name}: the weights do not fit the config; unknown: {unknown or 'none'}; missing: {missing or 'none'}"
-        )
+        lists = f"unknown: {unknown or 'none'}; missing: {missing or 'none'}"
+        raise ValueError(f"{mixer.name}: the weights do not fit the config; {lists}")
     ours = dict(mixer.named_parameters()) | dict(mixer.named_buffers())
     with torch.no_grad():
         for name, slot in slots.items():
@@ -59,7 +60,7 @@ def linear_slots(original: str, ours: str, bias: bool = True) -> dict[str, Slot]
 
 
 def stacked_slots(originals: Iterable[str], ours: str, width: int, bias: bool = True) -> dict[str, Slot]:
-    """Slots of several maps of the original that are stacked, in order, in the rows of one of ours, `width` rows each."""
+    """Slots of several maps of the original that are stacked in the rows of one of ours, `width` rows each."""
     slots = {}
     for number, original in enumerate(originals):
         rows = slice(number * width, (number + 1) * width)

@@ -81,5 +81,5 @@ class HeadMap(nn.Module):
 
 
 def kernel_logits(w: Tensor, t: Tensor, scale: float) -> Tensor:
-    """phi(w, t) = s w.t - s |t|^2 / 2, the log of the softmax kernel's random feature: (.., c, d), (.., n, d) -> (.., c, n)."""
+    """phi(w, t) = s w.t - s |t|^2 / 2, the log of a random feature: (..., c, d), (..., n, d) -> (..., c, n)."""
     return scale * (w @ t.transpose(-1, -2)) - (scale / 2) * t.square().sum(-1).unsqueeze(-2)

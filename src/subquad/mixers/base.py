@@ -1,8 +1,8 @@
 """The contract of every mixing mechanism, and the registry that finds them.
 
-A mechanism is one file: a docstring with its equation, cost and citation, a config, and a `Mixer` subclass decorated with
-`@register`. The base class checks inputs, refuses what a mechanism cannot do, turns any padding into right padding,
-splits streams into steps and caches cross-attention contexts, so that a mechanism only writes its mathematics:
+A mechanism is one file: a docstring with its equation, cost and citation, a config, and a `Mixer` subclass decorated
+with `@register`. The base class checks inputs, refuses what a mechanism cannot do, turns any padding into right
+padding, splits streams into steps and caches cross-attention contexts, so that a mechanism only writes its mathematics:
 
     mix(x, layout)              the parallel form                               every mechanism
     init_state, step            the streaming form                              causal mechanisms
@@ -38,7 +38,7 @@ class Capabilities:
     causal: bool
     cross: bool
     grid: bool
-    """True: neighbourhoods are two-dimensional when a grid is given. False: a grid is read as a sequence, row by row."""
+    """True: neighbourhoods are two-dimensional when a grid is given. False: a grid is read row by row."""
     state: str
     """What streaming keeps, and how it grows; "none" when the mechanism cannot stream."""
     linear: bool = True
@@ -64,7 +64,9 @@ class Mixer(nn.Module):
         super().__init__()
         self.config = config if config is not None else self.Config.parse(self.name, options)
         if self.config.causal and not self.capabilities.causal:
-            raise ValueError(f"{self.name} cannot be causal: every output depends on the whole sequence. {_who('causal')}")
+            raise ValueError(
+                f"{self.name} cannot be causal: every output depends on the whole sequence. {_who('causal')}"
+            )
 
     # ------------------------------------------------------------------ what a mechanism writes
 
@@ -96,7 +98,9 @@ class Mixer(nn.Module):
         """The reason why this mixer, with its options, cannot stream; None when it can."""
         if self.capabilities.state == "none":
             return f"{self.name} has no streaming form"
-        return None if self.config.causal else f"this {self.name} was built with causal=False; streaming needs causal=True"
+        return (
+            None if self.config.causal else f"this {self.name} was built with causal=False; streaming needs causal=True"
+        )
 
     # ------------------------------------------------------------------ what a user calls
 
@@ -133,7 +137,9 @@ class Mixer(nn.Module):
         """
         self._check_tokens("x", x, padding)
         if grid is not None and grid[0] * grid[1] != x.shape[1]:
-            raise ValueError(f"{self.name}: grid {tuple(grid)} has {grid[0] * grid[1]} cells, x has {x.shape[1]} tokens")
+            raise ValueError(
+                f"{self.name}: grid {tuple(grid)} has {grid[0] * grid[1]} cells, x has {x.shape[1]} tokens"
+            )
         if context is not None or isinstance(state, CrossState):
             return self._read_context(x, context, padding, context_padding, state)
         if context_padding is not None:
@@ -218,9 +224,7 @@ class Mixer(nn.Module):
         if padding.dtype != torch.bool:
             raise ValueError(f"{self.name}: padding of {what} must be bool (True = ignore), got {padding.dtype}")
         if padding.shape != x.shape[:2]:
-            raise ValueError(
-                f"{self.name}: padding of {what} must be {tuple(x.shape[:2])} like its tokens, got {tuple(padding.shape)}"
-            )
+            raise ValueError(f"{self.name}: padding of {what} must be {tuple(x.shape[:2])}, got {tuple(padding.shape)}")
 
     def _check_state(self, x: Tensor, state: State) -> None:
         if state.lengths.shape[0] != x.shape[0]:
@@ -254,7 +258,7 @@ def register(name: str) -> Callable[[MixerType], MixerType]:
     def add(mixer: MixerType) -> MixerType:
         if name in _REGISTRY:
             raise ValueError(f"two mechanisms are called {name!r}: {_REGISTRY[name].__module__} and {mixer.__module__}")
-        if not inspect.getmodule(mixer).__doc__:  # type: ignore[union-attr]
+        if not inspect.getmodule(mixer).__doc__:
             raise ValueError(f"the file of mechanism {name!r} needs a docstring: equation, cost, citation")
         mixer.name = name
         _REGISTRY[name] = mixer
@@ -271,7 +275,9 @@ def available() -> list[str]:
 def mixer_class(name: str) -> type[Mixer]:
     """The class registered under `name`."""
     if name not in _REGISTRY:
-        raise ValueError(f"no mechanism is called {name!r}{nearest(name, _REGISTRY)} Mechanisms: {', '.join(available())}.")
+        raise ValueError(
+            f"no mechanism is called {name!r}{nearest(name, _REGISTRY)} Mechanisms: {', '.join(available())}."
+        )
     return _REGISTRY[name]
 
 

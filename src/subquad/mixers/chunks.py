@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from subquad.mixers.layout import Layout
-from subquad.mixers.windows import cell_mask, partition, windows_in
+from subquad.mixers.windows import mask_cells, partition
+
+QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class Chunks(NamedTuple):
@@ -28,8 +29,10 @@ class Chunks(NamedTuple):
 
 
 def cut(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    layout: Layout,
+    qkv: QKV,
+    space: tuple[int, ...],
+    tokens: Tensor | None,
+    lengths: Tensor | None,
     window: int,
     extension: int,
     chunk_size: int | None,
@@ -37,78 +40,88 @@ def cut(
 ) -> Chunks:
     """Cuts q, k, v (batch, heads, N, d) into chunks of `chunk_size` tokens per axis, or into about `landmarks` chunks.
 
-    Chunks tile the space that whole windows cover. Given landmarks M they are max(1, floor(P / M)) long, P being the
-    covered length of the row itself. Chunks overlap by the windows' extension on each side; a remainder shorter than a
-    chunk is dropped when they do, and makes a short last chunk when they do not.
+    space: what whole windows cover, N cells, of which `tokens` (batch or 1, 1, *space, 1) are tokens, None = all.
+    lengths: (batch,) tokens of padded sequences. Given landmarks M, chunks are max(1, floor(P / M)) long, P being what
+    whole windows cover of the row itself. Chunks reach `extension` cells further on each side, as windows do. A
+    remainder shorter than a chunk is dropped when they do, and makes a short last chunk when they do not.
     """
-    if layout.grid is not None:
-        return _cut_grid(qkv, layout, layout.grid, window, extension, chunk_size, landmarks)
-    if chunk_size is None and layout.valid is not None:
-        assert landmarks is not None
-        return _cut_rows(qkv, layout.valid, window, extension, landmarks)
-    time = qkv[0].shape[2]
-    covered = -(-time // window) * window
-    size = chunk_size or max(1, covered // (landmarks or 1))
-    count = max(1, covered // size) if extension else -(-covered // size)
-    mask = cell_mask(layout.valid, (time,), qkv[0].device)
-    if layout.valid is not None:
-        qkv = tuple(part.masked_fill(~mask, 0) for part in qkv)  # type: ignore[assignment]
-    q, k, v, tokens = (partition(part, size, (extension, extension), (count,)) for part in (*qkv, mask))
-    index = torch.arange(count, device=q.device)
-    if layout.valid is None:
-        row_covered, exists = torch.full((1, 1), covered, device=q.device), None
-    else:
-        row_covered = -(-layout.valid.sum(1, keepdim=True) // window) * window
-        exists = index * size < row_covered
-    sizes = (row_covered - index * size).clamp(1, size) + 2 * extension
-    return Chunks(q, k, v, tokens.squeeze(-1), sizes[:, None, :, None], exists, size)
+    if len(space) == 2:
+        return _cut_grid(qkv, space, tokens, extension, chunk_size, landmarks)
+    if landmarks is not None and (lengths is not None or torch.compiler.is_compiling()):
+        # Slices of a symbolic size would cost compiled code a graph for every length; lookups do not.
+        return _cut_rows(qkv, tokens, lengths, window, extension, landmarks)
+    size = chunk_size or max(1, space[0] // (landmarks or 1))
+    count = _count(space[0], size, extension)
+    q, k, v, inside = _parts(qkv, space, tokens, size, extension, (count,))
+    begin = torch.arange(count, device=q.device) * size
+    exists = None
+    row_space: Tensor | int = space[0]
+    if lengths is not None:
+        row_space = _covered(lengths, window)[:, None]
+        exists = begin < row_space
+    sizes = (row_space - begin).clamp(1, size) + 2 * extension
+    return Chunks(q, k, v, inside.squeeze(-1), sizes.view(-1, 1, count, 1), exists, size)
 
 
-def _cut_rows(qkv: tuple[Tensor, Tensor, Tensor], valid: Tensor, window: int, extension: int, landmarks: int) -> Chunks:
+def _cut_rows(
+    qkv: QKV, tokens: Tensor | None, lengths: Tensor | None, window: int, extension: int, landmarks: int
+) -> Chunks:
     """Every row has its own chunk size: positions are looked up instead of sliced."""
-    batch, heads, time, width = qkv[0].shape
-    covered = -(-time // window) * window
-    longest = max(1, covered // landmarks)
-    most = max(1, min(covered, 2 * landmarks - 1))  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
-    lengths = valid.sum(1)
-    row_covered = -(-lengths // window) * window
-    size = (row_covered // landmarks).clamp(min=1)[:, None]
-    index = torch.arange(most, device=valid.device)
-    count = row_covered[:, None] // size if extension else -(-row_covered[:, None] // size)
-    exists = index < count
-    cell = torch.arange(longest + 2 * extension, device=valid.device)
+    batch, heads, space, width = qkv[0].shape
+    if lengths is None:
+        assert tokens is not None  # compiled code always has a mask
+        lengths = tokens.sum((1, 2, 3))
+    longest = max(1, space // landmarks)
+    most = max(1, min(space, 2 * landmarks - 1))  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
+    row_space = _covered(lengths, window)[:, None]
+    size = (row_space // landmarks).clamp(min=1)
+    index = torch.arange(most, device=lengths.device)
+    exists = index < (row_space // size if extension else -(-row_space // size))
+    cell = torch.arange(longest + 2 * extension, device=lengths.device)
     position = (index * size - extension)[..., None] + cell
-    tokens = (cell < size[..., None] + 2 * extension) & (position >= 0) & (position < lengths[:, None, None])
-    tokens = tokens & exists[..., None]
-    lookup = position.clamp(0, time - 1).flatten(1)[:, None, :, None].expand(batch, heads, -1, width)
-    shape = (most, cell.shape[0])
+    inside = (cell < size[..., None] + 2 * extension) & (position >= 0) & (position < lengths[:, None, None])
+    inside = inside & exists[..., None]
+    lookup = position.clamp(0, space - 1).flatten(1)[:, None, :, None].expand(batch, heads, -1, width)
     q, k, v = (
-        part.gather(2, lookup).unflatten(2, shape).masked_fill(~tokens[:, None, ..., None], 0) for part in qkv
+        mask_cells(part.gather(2, lookup).unflatten(2, (most, cell.shape[0])), inside[:, None, ..., None])
+        for part in qkv
     )
-    sizes = (row_covered[:, None] - index * size).clamp(min=1).minimum(size) + 2 * extension
-    return Chunks(q, k, v, tokens[:, None], sizes[:, None, :, None], exists, size)
+    sizes = (row_space - index * size).clamp(min=1).minimum(size) + 2 * extension
+    return Chunks(q, k, v, inside[:, None], sizes[:, None, :, None], exists, size)
 
 
 def _cut_grid(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    layout: Layout,
-    grid: tuple[int, int],
-    window: int,
+    qkv: QKV,
+    space: tuple[int, ...],
+    tokens: Tensor | None,
     extension: int,
     chunk_size: int | None,
     landmarks: int | None,
 ) -> Chunks:
     """Square chunks. Means run over tokens and the zeros beyond the border, but not over padded cells."""
-    covered = tuple(count * window for count in windows_in(grid, window))
-    side = chunk_size or max(1, math.isqrt(covered[0] * covered[1] // (landmarks or 1)))
-    counts = tuple(max(1, cells // side) if extension else -(-cells // side) for cells in covered)
-    mask = cell_mask(layout.valid, grid, qkv[0].device)
-    parts = [part.unflatten(2, grid) for part in qkv]
-    if layout.valid is not None:
-        parts = [part.masked_fill(~mask, 0) for part in parts]
-    q, k, v, tokens = (partition(part, side, (extension, extension), counts) for part in (*parts, mask))
-    inner = tuple(max(cells, count * side) for cells, count in zip(covered, counts, strict=True))
-    inside = partition(mask.new_ones((1, 1, *inner, 1)), side, (extension, extension), counts)
-    sizes = (tokens | ~inside).sum(-2).clamp(min=1)
-    exists = tokens.any(-2)[:, 0, :, 0]
-    return Chunks(q, k, v, tokens.squeeze(-1), sizes, exists, side)
+    side = chunk_size or max(1, math.isqrt(space[0] * space[1] // (landmarks or 1)))
+    counts = tuple(_count(cells, side, extension) for cells in space)
+    q, k, v, inside = _parts(qkv, space, tokens, side, extension, counts)
+    tiled = tuple(max(cells, count * side) for cells, count in zip(space, counts, strict=True))
+    within = torch.ones((1, 1, *tiled, 1), dtype=torch.bool, device=q.device)
+    beyond = ~partition(within, side, (extension, extension), counts)
+    sizes = (inside | beyond).sum(-2).clamp(min=1)
+    return Chunks(q, k, v, inside.squeeze(-1), sizes, inside.any(-2).flatten(1), side)
+
+
+def _parts(
+    qkv: QKV, space: tuple[int, ...], tokens: Tensor | None, size: int, extension: int, counts: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    """q, k, v and the token mask, cut into chunks of one size."""
+    parts = [mask_cells(part.unflatten(2, space), tokens) for part in qkv]
+    if tokens is None:
+        tokens = torch.ones((1, 1, *space, 1), dtype=torch.bool, device=qkv[0].device)
+    return tuple(partition(part, size, (extension, extension), counts) for part in (*parts, tokens))
+
+
+def _count(cells: int, size: int, extension: int) -> int:
+    return max(1, cells // size) if extension else -(-cells // size)
+
+
+def _covered(lengths: Tensor, window: int) -> Tensor:
+    return -(-lengths // window) * window

@@ -3,11 +3,11 @@
 Equation, per head, with s = d^-1/2 and phi(w, t) = s w.t - s |t|^2 / 2:
     chunk c:  k~_c = K(mean of its keys), q~_c = Q(mean of its queries), omega_c = mu_c (+ N(0, 1) in training)
               beta_c = sum_{j in c} softmax_j(phi(omega_c, k_j)) v_j
-    y_i = sum_j A_ij v_j + sum_c A_ic beta_c,   A_i = softmax over [s q_i.k_j + b(i, j), j in W(i) | s q_i.k~_c, all c]
+    y_i = sum_j A_ij v_j + sum_c A_ic beta_c,   A_i = softmax of [s q_i.k_j + b(i, j), j in W(i) | s q_i.k~_c, all c]
 Encoder form: windows may overlap on both sides, and chunks overlap alike; mu = (q~ + k~) / 2.
 Decoder form: windows may reach one window back; mu = q~ + k~; causal: only chunks that ended before i's chunk count.
 
-Cost: O(T (w + M) C) time for M chunks, O(T (C + heads (w + M))) memory; with a fixed chunk size r there are T / r chunks.
+Cost: O(T (w + M) C) time for M chunks, O(T (C + heads (w + M))) memory; a fixed chunk size r makes M = T / r.
 Streaming keeps a window and one summary for each finished chunk: O(w + T / r) per token.
 
 Citation: Zheng et al., "Efficient attention via control variates", ICLR 2023.
@@ -27,23 +27,16 @@ from subquad.mixers.base import Capabilities, at_least_float32, full_precision, 
 from subquad.mixers.chunks import Chunks, cut
 from subquad.mixers.layout import Layout
 from subquad.mixers.state import append_at, keep_last
-from subquad.mixers.windows import (
-    NEVER,
-    WindowConfig,
-    WindowMixer,
-    WindowState,
-    cell_mask,
-    merge_windows,
-    partition,
-    windows_in,
-)
+from subquad.mixers.windows import NEVER, WindowConfig, WindowMixer, WindowState, merge_windows, uncover
 
 DEFAULT_LANDMARKS = 49
 
 
 class EVAConfig(WindowConfig):
     landmarks: int | None = Field(
-        None, ge=1, description=f"about how many chunks; default {DEFAULT_LANDMARKS} in the encoder form without chunk_size"
+        None,
+        ge=1,
+        description=f"about how many chunks; default {DEFAULT_LANDMARKS} in the encoder form without chunk_size",
     )
     chunk_size: int | None = Field(
         None, ge=1, description="tokens per chunk (per side on a grid), must divide the window in the decoder form, "
@@ -134,26 +127,26 @@ class EVA(WindowMixer):
 
     def why_no_streaming(self) -> str | None:
         if self.config.causal and self.config.chunking[0] is None:
-            return "this eva was built with a number of chunks, whose size depends on the length to come; give chunk_size"
+            return (
+                "this eva was built with a number of chunks, whose size depends on the length to come; give chunk_size"
+            )
         return super().why_no_streaming()
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         config, space = self.config, self.space_of(x, layout)
-        counts = windows_in(space, config.window)
+        x, covered, tokens = self.cover(x, layout, space)
         qkv = self.project(x)
-        extension = 0 if config.is_decoder else config.reach[0]
-        chunks = cut(qkv, layout, config.window, extension, *config.chunking)
+        lengths = layout.lengths(x) if layout.valid is not None and layout.grid is None else None
+        extension = 0 if config.is_decoder else self.reach[0]
+        chunks = cut(qkv, covered, tokens, lengths, config.window, extension, *config.chunking)
         chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.tokens, chunks.sizes)
 
-        q, k, v = (part.unflatten(2, space) for part in qkv)
-        q = partition(q, config.window, (0, 0), counts)
-        k, v = (partition(part, config.window, config.reach, counts) for part in (k, v))
-        mask = partition(cell_mask(layout.valid, space, x.device), config.window, config.reach, counts).squeeze(-1)
+        q, k, v, mask = self.in_windows(*qkv, covered, tokens)
         near = self.window_logits(q, k, mask)
         far = self._chunk_logits(q.flatten(2, 3), chunk_k, self._visible(chunks, near)).view(*near.shape[:4], -1)
         a_near, a_far = self._attend(near, far, v.dtype)
         y = a_near @ v + (a_far.flatten(2, 3) @ chunk_v).view_as(q)
-        return self.merge(merge_windows(y, config.window, space, counts)), None
+        return uncover(self.merge(merge_windows(y, config.window, covered)), covered, space), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> EVAState:
         assert self.max_step is not None
@@ -194,13 +187,15 @@ class EVA(WindowMixer):
         """
         size = self.max_step
         assert size is not None
-        parts = []
-        for part in (q, k, v):
+
+        def current(part: Tensor) -> Tensor:
             place = (part.shape[2] - time - begun)[:, None] + torch.arange(size, device=begun.device)
             place = place.clamp(max=part.shape[2] - 1)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
-            parts.append(part.gather(2, place).unsqueeze(2))
+            return part.gather(2, place).unsqueeze(2)
+
         tokens = torch.ones((1, 1, 1, size), dtype=torch.bool, device=q.device)
-        return self._summarise(*parts, tokens, torch.full((1, 1, 1, 1), size, device=q.device))
+        sizes = torch.full((1, 1, 1, 1), size, device=q.device)
+        return self._summarise(current(q), current(k), current(v), tokens, sizes)
 
     def _summarise(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and beta of chunks (batch, heads, chunks, cells, d), each (batch, heads, chunks, d)."""

@@ -23,7 +23,9 @@ Scheme = Literal["redrawn", "fixed", "learnable"]
 def orthogonal_projection(heads: int, features: int, head_dim: int) -> Tensor:
     """(heads, m, d) float32: rows in orthogonal blocks of d, each as long as a vector of d normal values.
 
-    Draws, head by head: one (d, d) for each begun block of rows, then one (m, d) for the lengths.
+    Draws, head by head: one (d, d) for each begun block of rows, then one (m, d) for the lengths. As in the original
+    the signs of Q are those of the QR routine, most of its diagonal negative, so that features have a small bias
+    that no number of them removes.
     """
     like = torch.empty(0, dtype=torch.float32)
     matrices = []
@@ -63,7 +65,7 @@ class Projection(nn.Module):
 
 
 def constant(t: Tensor) -> Tensor:
-    """Stabilising maxima are taken of this, so that they are constants for the gradient; tests replace it to hold them."""
+    """Stabilising maxima are taken of this, so that they are constants for the gradient. Tests replace it."""
     return t.detach()
 
 

@@ -34,13 +34,16 @@ class LARAConfig(AttentionConfig):
     proposal: Literal["pool", "plain-pool", "adaptive"] = Field(
         "pool",
         description="landmarks on a grid: pooled and mapped by linear + layer norm, or pooled as they are; adaptive: "
-        "every token is mapped, then averaged over segments (a grid is read as a sequence). On sequences both pools are "
-        "plain means of segments",
+        "every token is mapped, then averaged over segments (a grid is read as a sequence). On sequences both pools "
+        "are plain means of segments",
     )
     mixing: Literal["none", "keys", "values"] = Field(
-        "none", description="pooled keys attend to each other on a grid, plainly or weighted by the norm of pooled values"
+        "none",
+        description="pooled keys attend to each other on a grid, plainly or weighted by the norm of pooled values",
     )
-    pool_map: Literal["light", "dense"] = Field("light", description="the pool's map: shared by heads, or over all channels")
+    pool_map: Literal["light", "dense"] = Field(
+        "light", description="the pool's map: shared by heads, or over all channels"
+    )
     weights: Literal["opt", "bh", "biased"] = Field("opt", description="weights of multiple importance sampling")
     alpha: float = Field(1.0, description="coefficient of the query-specific part of the opt weights")
     draws: Literal["single", "antithetic", "multi"] = Field("single", description="training samples for each landmark")
@@ -94,7 +97,9 @@ class LARA(AttentionMixer):
         elif q.shape[2] <= config.landmarks:
             member = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)[None]
         else:
-            lengths = layout.lengths(q[:, 0]) if layout.valid is not None else torch.tensor([q.shape[2]], device=q.device)
+            lengths = (
+                layout.lengths(q[:, 0]) if layout.valid is not None else torch.tensor([q.shape[2]], device=q.device)
+            )
             member = segments(lengths, q.shape[2], config.landmarks)
         if layout.valid is not None:
             member = member & layout.valid[:, None, :]

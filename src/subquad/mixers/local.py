@@ -7,7 +7,8 @@ Equation:
 
 Cost: O(T w C) time, O(T (C + heads w)) memory. Streaming keeps one window: O(w) per token.
 
-Citation: the block-local attention of Parmar et al., "Image Transformer", ICML 2018, in the form of the efficient-attention library.
+Citation: the block-local attention of Parmar et al., "Image Transformer", ICML 2018, in the form of the
+efficient-attention library.
 """
 
 import torch
@@ -15,15 +16,7 @@ from torch import Tensor
 
 from subquad.mixers.base import Capabilities, register
 from subquad.mixers.layout import Layout
-from subquad.mixers.windows import (
-    WindowConfig,
-    WindowMixer,
-    WindowState,
-    cell_mask,
-    merge_windows,
-    partition,
-    windows_in,
-)
+from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, merge_windows, uncover
 
 
 class LocalConfig(WindowConfig):
@@ -48,14 +41,11 @@ class Local(WindowMixer):
         self.max_step = self.config.window
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        config, space = self.config, self.space_of(x, layout)
-        counts = windows_in(space, config.window)
-        q, k, v = (part.unflatten(2, space) for part in self.project(x))
-        q = partition(q, config.window, (0, 0), counts)
-        k, v = (partition(part, config.window, config.reach, counts) for part in (k, v))
-        mask = partition(cell_mask(layout.valid, space, x.device), config.window, config.reach, counts).squeeze(-1)
+        space = self.space_of(x, layout)
+        x, covered, tokens = self.cover(x, layout, space)
+        q, k, v, mask = self.in_windows(*self.project(x), covered, tokens)
         y = self.window_logits(q, k, mask).softmax(-1).to(v.dtype) @ v
-        return self.merge(merge_windows(y, config.window, space, counts)), None
+        return uncover(self.merge(merge_windows(y, self.config.window, covered)), covered, space), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         return WindowState(*self.new_window(batch, device, dtype))

@@ -4,11 +4,11 @@ Equation:
     y_i = sum_j phi(q_i).phi(k_j) v_j / max(sum_j phi(q_i).phi(k_j), 1e-2)          per head; causal: j <= i
 
 favorp (the default) takes phi(t) = m^(-1/2) exp(W t' - |t'|^2 / 2 - M) + 1e-4 with t' = t d^(-1/4) and random W (m, d),
-so that phi(q).phi(k) estimates exp(q.k / sqrt(d)); M is the largest W t' of the query itself, and for keys that of all
-keys it sees. The other maps are in `features.py`. `cosine` multiplies phi(q_i).phi(k_j) by cos(theta_i - theta_j)
-with theta_i = (pi / 2) i / N, N the number of tokens or `max_length`.
+so that phi(q).phi(k) estimates exp(q.k / sqrt(d)), as long as the exponentials are large beside 1e-4. M is the largest
+W t' of the query itself, and for keys that of all keys the query sees. The other maps are in `features.py`. `cosine`
+multiplies phi(q_i).phi(k_j) by cos(theta_i - theta_j), theta_i = (pi / 2) i / N, N the token count or `max_length`.
 
-Cost: O(T m C) time, O(T (m + C)) memory. Streaming keeps the sums over keys: O(m C) per token.
+Cost: O(T m C) time, O(T (h m + C)) memory. Streaming keeps the sums over keys: O(m C) per token.
 The causal form works on blocks of at most 64 positions. Because M grows along the sequence, what was summed before is
 scaled down by exp(M_old - M_new) <= 1 and never up: nothing overflows, and no position knows of later ones. Maxima are
 constants for the gradient.
@@ -256,9 +256,8 @@ def causal_sums(
     """
     time = q.shape[2]
     q, k, v = (_blocks(t, BLOCK) for t in (q, k, v))
-    # Positions added to fill the last block must not fall: they repeat its level.
     count, size = q.shape[2:4]
-    filled = torch.cat([level, level[..., -1:].expand(-1, -1, count * size - time)], -1)
+    filled = F.pad(level, (0, count * size - time), value=NO_LEVEL).cummax(-1).values  # filling repeats the last level
     level = filled.unflatten(2, (count, size))
     ends = level[..., -1:]
     near = ((q @ k.transpose(-1, -2)) * decays(level)) @ v
@@ -294,12 +293,22 @@ def decays(level: Tensor) -> Tensor:
     return (level[..., None, :] - level[..., None]).clamp(max=0).exp().tril()
 
 
+def _split(n: int, most: int) -> tuple[int, int]:
+    """count and size <= most of equal blocks that hold n entries, as few and as short as will do.
+
+    Compiled code has to serve any n: there every block is full size, with at least one free entry in the last, because
+    one graph cannot cover both blocks with and blocks without filling.
+    """
+    if torch.compiler.is_compiling():
+        return n // most + 1, most
+    count = -(-n // most)
+    return count, -(-n // count)
+
+
 def _blocks(t: Tensor, most: int) -> Tensor:
-    """(batch, heads, n, c) -> (batch, heads, count, size, c), as few blocks as hold `most` each, zeros at the end."""
-    n = t.shape[2]
-    count = (n + most - 1) // most
-    size = (n + count - 1) // count
-    return F.pad(t, (0, 0, 0, count * size - n)).unflatten(2, (count, size))
+    """(batch, heads, n, c) -> (batch, heads, count, size, c), zeros filling the last block."""
+    count, size = _split(t.shape[2], most)
+    return F.pad(t, (0, 0, 0, count * size - t.shape[2])).unflatten(2, (count, size))
 
 
 # ---------------------------------------------------------------------- small helpers

@@ -3,12 +3,13 @@
 Equation, per head, with log features a(t) = W t d^-1/4 - |t|^2 d^-1/2 / 2 - log(m) / 2 (m of them):
     outside window g, per feature:  Z_g = log( sum_j exp a(k_j) - sum_{j in g} exp a(k_j) )
                                     F_g = ( sum_j exp a(k_j) v_j - sum_{j in g} exp a(k_j) v_j ) / exp Z_g
-    y_i = sum_{j in g(i)} A_ij v_j + sum_f A_if F_{g(i), f},   A_i = softmax over [q_i.k_j d^-1/2 + b(i, j) | a(q_i) + Z_{g(i)}]
+    y_i = sum_{j in g(i)} A_ij v_j + sum_f A_if F_{g(i), f}
+    A_i = softmax over [q_i.k_j d^-1/2 + b(i, j), j in g(i) | a(q_i) + Z_{g(i)}, all features]
 
 Cost: O(T (w + m d / w + m) C) time, O(T (C + heads (w + m d / w))) memory.
 
-Citation: Chen et al., "Scatterbrain: unifying sparse and low-rank attention approximation", NeurIPS 2021, in the form of
-the efficient-attention library.
+Citation: Chen et al., "Scatterbrain: unifying sparse and low-rank attention approximation", NeurIPS 2021, in the form
+of the efficient-attention library.
 """
 
 import math
@@ -22,15 +23,7 @@ from subquad.mixers import noise
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
 from subquad.mixers.features import Projection
 from subquad.mixers.layout import Layout
-from subquad.mixers.windows import (
-    NEVER,
-    WindowConfig,
-    WindowMixer,
-    cell_mask,
-    merge_windows,
-    partition,
-    windows_in,
-)
+from subquad.mixers.windows import NEVER, WindowConfig, WindowMixer, merge_windows, uncover
 
 
 class ScatterBrainConfig(WindowConfig):
@@ -59,37 +52,32 @@ class ScatterBrain(WindowMixer):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         config, space = self.config, self.space_of(x, layout)
-        counts = windows_in(space, config.window)
+        x, covered, tokens = self.cover(x, layout, space)
         q, k, v = self.project(x)
-        mask = cell_mask(layout.valid, space, x.device)
-
-        def keys(part: Tensor) -> Tensor:
-            return partition(part.unflatten(2, space), config.window, config.reach, counts)
-
-        q_windows = partition(q.unflatten(2, space), config.window, (0, 0), counts)
-        mask_windows = partition(mask, config.window, config.reach, counts)
-        near = self.window_logits(q_windows, keys(k), mask_windows.squeeze(-1))
+        q_windows, k_windows, v_windows, mask = self.in_windows(q, k, v, covered, tokens)
+        near = self.window_logits(q_windows, k_windows, mask)
         with full_precision(x):
-            q32, k32, v32 = (at_least_float32(part) for part in (q, k, v))
+            q_windows, k, k_windows, v, v_windows = (
+                at_least_float32(part) for part in (q_windows, k, k_windows, v, v_windows)
+            )
             matrix = at_least_float32(self.projection())
-            log_k = self._log_features(matrix, k32).masked_fill(~mask.flatten(2, -2), NEVER)
-            log_mass, values = self._rest(log_k, v32, keys(log_k), keys(v32), mask_windows)
-            log_q = self._log_features(matrix, q32).unflatten(2, space)
-            far = partition(log_q, config.window, (0, 0), counts) + log_mass
+            log_k = self._log_features(matrix, k)
+            if tokens is not None:
+                log_k = log_k.masked_fill(~tokens.flatten(2, -2), NEVER)
+            near_k = self._log_features(matrix[:, None], k_windows).masked_fill(~mask.unsqueeze(-1), NEVER)
+            log_mass, values = self._rest(log_k, v, near_k, v_windows)
+            far = self._log_features(matrix[:, None], q_windows) + log_mass
             a_near, a_far = torch.cat([near, far], -1).softmax(-1).split([near.shape[-1], far.shape[-1]], -1)
-            y = a_near @ keys(v32) + a_far @ values
-        return self.merge(merge_windows(y.to(v.dtype), config.window, space, counts)), None
+            y = a_near @ v_windows + a_far @ values
+        return uncover(self.merge(merge_windows(y, config.window, covered)), covered, space), None
 
     def _log_features(self, matrix: Tensor, t: Tensor) -> Tensor:
-        """a(t) of tokens (batch, heads, N, d): (batch, heads, N, m)."""
+        """a(t) of tokens (..., N, d), with W (..., m, d): (..., N, m)."""
         projected = (t * self.scale**0.5) @ matrix.transpose(-1, -2)
         return projected - t.square().sum(-1, keepdim=True) * (self.scale / 2) - math.log(self.config.features) / 2
 
-    def _rest(
-        self, log_k: Tensor, v: Tensor, log_k_windows: Tensor, v_windows: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _rest(self, log_k: Tensor, v: Tensor, log_k_windows: Tensor, v_windows: Tensor) -> tuple[Tensor, Tensor]:
         """Z (batch, heads, windows, 1, m) and F (batch, heads, windows, m, d) of everything outside each window."""
-        log_k_windows = log_k_windows.masked_fill(~mask, NEVER)
         top = noise.constant(log_k.amax(2, keepdim=True))
         weight, weight_windows = (log_k - top).exp(), (log_k_windows - top.unsqueeze(2)).exp()
         total = weight.sum(2)[:, :, None] - weight_windows.sum(3)

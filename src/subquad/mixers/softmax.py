@@ -36,7 +36,9 @@ class SoftmaxConfig(AttentionConfig):
         if self.head_dim is None:
             super().check()
         elif not self.out_projection and self.head_dim * self.heads != self.dim:
-            raise ValueError(f"{self.heads} heads of {self.head_dim} channels need out_projection=True to give {self.dim}")
+            raise ValueError(
+                f"{self.heads} heads of {self.head_dim} channels need out_projection=True to give {self.dim}"
+            )
 
 
 @dataclass

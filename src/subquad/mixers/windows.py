@@ -1,8 +1,8 @@
 """Windows over sequences and grids: partition, relative biases, masks and the streaming window.
 
-A window holds `size` cells per axis; its keys reach `before` cells further on the low side and `after` on the high side.
-Axes of a tensor that is cut: (batch, heads, *space, width) with space = (T,) or (H, W); windows are enumerated row by
-row, and so are the cells inside a window.
+A window holds `size` cells per axis; its keys reach `before` cells further on the low side and `after` on the high
+side. Axes of a tensor that is cut: (batch, heads, *space, width) with space = (T,) or (H, W); windows are enumerated
+row by row, and so are the cells inside a window.
 """
 
 import math
@@ -27,12 +27,16 @@ class WindowConfig(AttentionConfig):
     """Options of every mechanism with windows."""
 
     window: int = Field(64, ge=1, description="window size; per side on a grid")
-    overlap: bool = Field(False, description="keys reach half a window further on both sides (decoder form of eva: one back)")
+    overlap: bool = Field(
+        False, description="keys reach half a window further on both sides (decoder form of eva: one back)"
+    )
     dims: Literal[1, 2] | None = Field(
-        None, description="1: always windows over the sequence; 2: a grid is required; default: a grid when one is given"
+        None,
+        description="1: always windows over the sequence; 2: a grid is required; default: a grid when one is given",
     )
     relative: Literal["none", "table", "t5"] = Field(
-        "none", description="relative bias of window logits: a learned table, or T5 buckets; for sequences unless dims=2"
+        "none",
+        description="relative bias of window logits: a learned table, or T5 buckets; for sequences unless dims=2",
     )
 
     def check(self) -> None:
@@ -50,38 +54,39 @@ class WindowConfig(AttentionConfig):
 # ---------------------------------------------------------------------- partition
 
 
-def windows_in(space: Sequence[int], size: int) -> tuple[int, ...]:
-    """Windows per axis, the last one possibly not full."""
-    return tuple(-(-cells // size) for cells in space)
-
-
 def partition(x: Tensor, size: int, reach: tuple[int, int], counts: Sequence[int]) -> Tensor:
-    """(batch, heads, *space, width) -> (batch, heads, windows, cells, width); cells outside the space are zero (False)."""
+    """(batch, heads, *space, width) -> (batch, heads, windows, cells, width); what lies outside the space is 0."""
     before, after = reach
     pads = [0, 0]
     for axis in reversed(range(len(counts))):
         pads += [before, counts[axis] * size + after - x.shape[2 + axis]]
-    if torch.compiler.is_compiling() or any(pads):  # a branch on the length would cost compiled code a second graph
+    if any(pads):
         x = F.pad(x, pads)
     for axis in range(len(counts)):
         x = x.unfold(2 + axis, before + size + after, size)
     return x.flatten(2, 1 + len(counts)).flatten(4).transpose(-1, -2)
 
 
-def merge_windows(y: Tensor, size: int, space: Sequence[int], counts: Sequence[int]) -> Tensor:
+def merge_windows(y: Tensor, size: int, covered: Sequence[int]) -> Tensor:
     """Inverse of `partition` without reach: (batch, heads, windows, cells, width) -> (batch, heads, N, width)."""
+    if len(covered) == 2:
+        rows, columns = (cells // size for cells in covered)
+        y = y.unflatten(3, (size, size)).unflatten(2, (rows, columns)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    return y.flatten(2, 3)
+
+
+def uncover(y: Tensor, covered: Sequence[int], space: Sequence[int]) -> Tensor:
+    """The cells of `space` among those that were covered: (batch, covered cells, channels) -> (batch, N, channels)."""
     if len(space) == 1:
-        return y.flatten(2, 3)[:, :, : space[0]]
-    rows, columns = counts
-    y = y.unflatten(3, (size, size)).unflatten(2, (rows, columns)).transpose(3, 4)
-    return y.reshape(*y.shape[:2], rows * size, columns * size, -1)[:, :, : space[0], : space[1]].flatten(2, 3)
+        if torch.compiler.is_compiling():  # a slice is contiguous or not: two graphs; a lookup always is
+            return y.index_select(1, torch.arange(space[0], device=y.device))
+        return y[:, : space[0]]
+    return y if covered == space else y.unflatten(1, tuple(covered))[:, : space[0], : space[1]].flatten(1, 2)
 
 
-def cell_mask(valid: Tensor | None, space: Sequence[int], device: torch.device) -> Tensor:
-    """Tokens as (batch or 1, 1, *space, 1) bool, ready to be cut like keys."""
-    if valid is None:
-        return torch.ones((1, 1, *space, 1), dtype=torch.bool, device=device)
-    return valid.view(valid.shape[0], 1, *space, 1)
+def mask_cells(x: Tensor, tokens: Tensor | None) -> Tensor:
+    """Zeros where cells are not tokens; None: all are."""
+    return x if tokens is None else x.masked_fill(~tokens, 0)
 
 
 # ---------------------------------------------------------------------- relative biases
@@ -127,10 +132,12 @@ class PairTable(nn.Module):
 class OffsetTable(nn.Module):
     """Learned biases by the two-dimensional offset between query and key cell: (heads, queries, keys).
 
-    The row of offset (dy, dx) is (dy + m) * side + dx + m with m = window + extension - 1 and side = window + 2 extension.
-    The stride is the side of the keys, not the number of offsets 2m + 1, so some offsets share a row: published
+    The row of offset (dy, dx) is (dy + m) * side + dx + m, m = window + extension - 1, side = window + 2 extension. The
+    stride is the side of the keys, not the number of offsets 2m + 1, so some offsets share a row: published
     checkpoints depend on it.
     """
+
+    rows: Tensor
 
     def __init__(self, heads: int, window: int, extension: int) -> None:
         super().__init__()
@@ -149,7 +156,11 @@ class OffsetTable(nn.Module):
 class T5Bias(nn.Module):
     """Learned biases by bucketed distance, times d^-1/2: (heads or 1, queries, keys)."""
 
-    def __init__(self, heads: int, scale: float, extension: int, window: int, shape: tuple[int, int], causal: bool) -> None:
+    buckets: Tensor
+
+    def __init__(
+        self, heads: int, scale: float, extension: int, window: int, shape: tuple[int, int], causal: bool
+    ) -> None:
         super().__init__()
         self.scale = scale
         self.weight = nn.Parameter(torch.randn(t5_bucket_count(window, extension), heads))
@@ -179,7 +190,7 @@ class WindowMixer(AttentionMixer):
     def __init__(self, config: WindowConfig | None = None, /, **options: object) -> None:
         super().__init__(config, **options)
         config = self.config
-        before, after = config.reach
+        self.reach = before, after = config.reach
         axes = config.dims or 1
         queries, keys = config.window**axes, (before + config.window + after) ** axes
         self.bias: PairTable | OffsetTable | T5Bias | None = None
@@ -195,8 +206,8 @@ class WindowMixer(AttentionMixer):
     def sees_grid(self, grid: tuple[int, int]) -> bool:
         if self.config.dims is None and self.bias is not None:
             raise ValueError(
-                f"{self.name}: its relative bias is one for sequences, but a grid {tuple(grid)} was given; build it with "
-                "dims=2 for windows on the grid, or dims=1 to read the grid row by row"
+                f"{self.name}: its relative bias is one for sequences, but a grid {tuple(grid)} was given; build it "
+                "with dims=2 for windows on the grid, or dims=1 to read the grid row by row"
             )
         return self.config.dims != 1
 
@@ -204,6 +215,36 @@ class WindowMixer(AttentionMixer):
         if layout.grid is None and self.config.dims == 2:
             raise ValueError(f"{self.name} was built with dims=2: give grid=(H, W)")
         return layout.grid or (x.shape[1],)
+
+    def cover(self, x: Tensor, layout: Layout, space: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
+        """x with zeros at the end, or at the bottom and right, up to whole windows: (batch, cells, channels).
+
+        Also the covered space, and which of its cells are tokens: (batch or 1, 1, *space, 1) bool, None when all are.
+        """
+        size = self.config.window
+        covered = tuple(-(-cells // size) * size for cells in space)
+        # Compiled code always pads and masks: a branch on the length would cost a graph of its own.
+        if layout.valid is None and not torch.compiler.is_compiling() and covered == space:
+            return x, covered, None
+        valid = layout.valid if layout.valid is not None else x.new_ones((1, x.shape[1]), dtype=torch.bool)
+        pads = [0, 0]
+        for cells, whole in zip(reversed(space), reversed(covered), strict=True):
+            pads += [0, whole - cells]
+        grown = F.pad(x.unflatten(1, space), pads).flatten(1, -2)
+        tokens = F.pad(valid.view(-1, *space, 1), pads)
+        return grown, covered, tokens.unsqueeze(1)
+
+    def in_windows(
+        self, q: Tensor, k: Tensor, v: Tensor, covered: tuple[int, ...], tokens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v (batch, heads, N, d) and the token mask, by window: queries without reach, the others with it."""
+        size = self.config.window
+        counts = tuple(cells // size for cells in covered)
+        if tokens is None:
+            tokens = torch.ones((1, 1, *covered, 1), dtype=torch.bool, device=q.device)
+        q = partition(q.unflatten(2, covered), size, (0, 0), counts)
+        k, v = (partition(part.unflatten(2, covered), size, self.reach, counts) for part in (k, v))
+        return q, k, v, partition(tokens, size, self.reach, counts).squeeze(-1)
 
     def window_logits(self, q: Tensor, k: Tensor, reachable: Tensor) -> Tensor:
         """Logits of window queries (batch, heads, windows, cells, d) to the keys (.., keys, d) of their windows.
@@ -215,13 +256,13 @@ class WindowMixer(AttentionMixer):
             logits = logits + self.bias()[:, None]
         reachable = reachable.unsqueeze(-2)
         if self.config.causal:
-            place = torch.arange(q.shape[-2], device=q.device)[:, None] + self.config.reach[0]
+            place = torch.arange(q.shape[-2], device=q.device)[:, None] + self.reach[0]
             reachable = reachable & (torch.arange(k.shape[-2], device=q.device) <= place)
         return logits.masked_fill(~reachable, NEVER)
 
     def new_window(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Lengths, keys and values of an empty streaming window."""
-        slots = self.config.reach[0] + self.config.window - 1
+        slots = self.reach[0] + self.config.window - 1
         empty = torch.zeros(batch, self.config.heads, slots, self.config.head_width, device=device, dtype=dtype)
         return fresh_lengths(batch, device), empty, empty
 
@@ -230,7 +271,7 @@ class WindowMixer(AttentionMixer):
 
         lengths: (batch,) tokens before these t. The bias is looked up at each query's true place in its window.
         """
-        window, before = self.config.window, self.config.reach[0]
+        window, before = self.config.window, self.reach[0]
         position = lengths[:, None] + torch.arange(q.shape[2], device=q.device)
         key_position = position[:, -1:] + 1 - torch.arange(k.shape[2], 0, -1, device=q.device)
         first = (position // window * window - before)[..., None]

@@ -1,0 +1,172 @@
+"""The command line: what it prints, how fast it answers, and how it refuses."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import subquad
+from subquad.cli import output
+from subquad.cli.main import run
+from subquad.mixers import MixerConfig, available, mixer_class
+
+
+def call(capsys, *words: str) -> tuple[int, str, str]:
+    code = run(words)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_version(capsys) -> None:
+    assert call(capsys, "--version") == (0, f"subquad {subquad.__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["info", "--help"], ["bench", "--help"]])
+def test_help(capsys, words) -> None:
+    code, out, err = call(capsys, *words)
+    assert code == 0
+    assert "Usage: subquad" in out
+    assert not err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from subquad.cli.main import run; run(['--help']);"
+        "print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'yaml', 'numba'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.nightly
+def test_help_answers_within_300_ms() -> None:
+    seconds = []
+    for _ in range(10):  # the best of ten: other work on the machine is not the command's
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "subquad.cli.main", "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3
+
+
+def test_info_lists_every_mechanism(capsys) -> None:
+    code, out, _ = call(capsys, "info")
+    assert code == 0
+    for name in available():
+        (line,) = [line for line in out.splitlines() if line.startswith(f"{name} ")]
+        for option in set(mixer_class(name).Config.model_fields) - set(MixerConfig.model_fields):
+            assert option in line
+
+
+def test_info_json_lists_every_mechanism(capsys) -> None:
+    _, out, _ = call(capsys, "info", "--json")
+    assert [item["name"] for item in json.loads(out)] == available()
+
+
+@pytest.mark.parametrize("name", available())
+def test_info_explains_a_mechanism(capsys, name) -> None:
+    code, out, _ = call(capsys, "info", name)
+    assert code == 0
+    for title in ("Equation:", "Cost:", "Citation:", "Options:"):
+        assert f"\n{title}\n" in out
+    described = json.loads(call(capsys, "info", name, "--json")[1])
+    assert list(described["sections"]) == ["Equation", "Cost", "Citation"]
+    assert all(described["sections"].values())
+    fields = mixer_class(name).Config.model_fields
+    assert [option["name"] for option in described["options"]] == list(fields)
+    for option in described["options"]:
+        assert option["description"], f"{name}.{option['name']} has no description"
+        if not option["required"]:
+            assert option["default"] == fields[option["name"]].default
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["info", "evaa"], "did you mean 'eva'"),
+        (["nonsense"], "nonsense"),
+        (["bench", "--nonsense"], "--nonsense"),
+        (["bench", "--dim", "x"], "--dim"),
+        (["bench", "--lengths", "8,x"], "'x' is not a whole number"),
+        (["bench", "--lengths", "0"], "at least 1"),
+        (["bench", "--lengths", ","], "at least 1"),
+        (["bench", "--batch", "0"], "batch must be at least 1"),
+        (["bench", "--threads", "0"], "at least 1"),
+        (["bench", "--dim", "10", "--heads", "4"], "heads do not divide"),
+        (["bench", "--mixers", "locall"], "did you mean 'local'"),
+        (["bench", "--dtype", "int8"], "float32"),
+        (["bench", "--device", "nonsense"], "nonsense"),
+        (["bench", "--device", "cuda:99"], "CUDA devices"),
+        (["bench", "--set", "window=3"], "MIXER.OPTION=VALUE"),
+        (["bench", "--set", "local.windw=3"], "did you mean 'window'"),
+        (["bench", "--set", "local.window=0"], "window"),
+        (["bench", "--set", "local.window=[1"], "cannot read"),
+        (["bench", "--mixers", "local", "--set", "eva.window=3"], "eva is not among"),
+        (["bench", "--mixers", "lara", "--causal", "--set", "lara.nonsense=3"], "nonsense"),
+        (["bench", "--json", "no/such/folder/x.json"], "no folder"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, words, message) -> None:
+    code, out, err = call(capsys, *words)
+    assert code in (1, 2)
+    assert not out
+    assert err.count("\n") == 1
+    assert err.startswith("subquad: error: ")
+    assert message in err
+
+
+@pytest.mark.parametrize("words", [["--debug", "info", "evaa"], ["info", "evaa", "--debug"]])
+def test_debug_shows_the_traceback(words) -> None:
+    with pytest.raises(ValueError, match="evaa"):
+        run(words)
+
+
+def test_interrupt(capsys, monkeypatch) -> None:
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subquad.compare.bench.run", interrupted)
+    code, _, err = call(capsys, "bench")
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_a_defect_is_one_line_too(capsys, monkeypatch) -> None:
+    def broken(*_):
+        raise KeyError("x")
+
+    monkeypatch.setattr("subquad.compare.bench.run", broken)
+    code, _, err = call(capsys, "bench")
+    assert code == 1
+    assert "KeyError" in err
+    assert "Traceback" not in err
+
+
+def test_closed_pipe_is_quiet() -> None:
+    command = f"{sys.executable} -m subquad.cli.main info --json | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("[", "")
+
+
+def test_plain_table(capsys) -> None:
+    output.print_table(["name", "n"], [["a", "10"], [], ["bb", "9"]], numeric=[1])
+    assert capsys.readouterr().out == "name   n\n----  --\na     10\n\nbb     9\n"
+
+
+def test_table_on_a_terminal(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    output.print_table(["name", "n"], [["[a]", "10"], [], ["bb", "9"]], numeric=[1])
+    assert "[a]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress(capsys, monkeypatch, terminal) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    with output.progress(2) as step:
+        step("first [x]")
+        step("second")
+    captured = capsys.readouterr()
+    assert not captured.out
+    if not terminal:
+        assert [line.split("] ")[1] for line in captured.err.splitlines()] == ["first [x]", "second"]
