@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.interop import efficient_attention
-from subquad.mixers import noise
+from subquad.mixers import Mixer, noise
 from tests.golden_files import (
     GRADIENT_TOLERANCE,
     OUTPUT_TOLERANCE,
@@ -57,7 +57,7 @@ def check_attention(fixture: Fixture) -> None:
     grid = (stored.shape[1], stored.shape[2]) if stored.dim() == 4 else None
     x = stored.flatten(1, -2).requires_grad_()
     if "key_padding_mask" in fixture:
-        with replay(fixture), torch.no_grad():
+        with torch.no_grad():
             check_masked(fixture, mixer, x.detach(), fixture["key_padding_mask"].bool().flatten(1), grid)
         return
     with replay(fixture):
@@ -71,15 +71,27 @@ def check_attention(fixture: Fixture) -> None:
         assert_gradients(imported, fixture.under("grad_state."))
 
 
-def check_masked(fixture: Fixture, mixer, x: Tensor, padding: Tensor, grid: tuple[int, int] | None) -> None:
+def check_masked(fixture: Fixture, mixer: Mixer, x: Tensor, padding: Tensor, grid: tuple[int, int] | None) -> None:
     if follows_original(fixture.config, padding, grid):
-        y = mixer(x, padding=padding, grid=grid).y
+        with replay(fixture):
+            y = mixer(x, padding=padding, grid=grid).y
         valid = ~padding & ~padding.all(1, keepdim=True)
         assert_close(y[valid], fixture["output"].flatten(1, -2)[valid], OUTPUT_TOLERANCE, "output at valid positions")
+    elif getattr(mixer.config, "proposal", None) == "sampled":  # random in evaluation too: padding must not be drawn
+        assert_padding_is_not_drawn(mixer.eval(), x, padding)
     elif grid is not None and mixer.sees_grid(grid):
-        assert_padded_cells_are_ignored(mixer, x, padding, grid)
+        assert_padded_cells_are_ignored(mixer.eval(), x, padding, grid)
     else:
-        assert_padding_is_ignored(mixer, x, padding)
+        assert_padding_is_ignored(mixer.eval(), x, padding)
+
+
+def assert_padding_is_not_drawn(mixer: Mixer, x: Tensor, padding: Tensor) -> None:
+    """The same draws whatever padded positions hold."""
+    results = []
+    for scale in (1.0, 100.0):
+        torch.manual_seed(0)
+        results.append(mixer(torch.where(padding[..., None], scale * x, x), padding=padding).y)
+    assert torch.equal(*results)
 
 
 def follows_original(config: dict, padding: Tensor, grid: tuple[int, int] | None) -> bool:

@@ -19,7 +19,12 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("case", EVERY, ids=str)
+def first_or_nightly(case: Case) -> object:
+    """The first example of each mechanism and form always, the others (tens of seconds each) at night."""
+    return pytest.param(case, marks=[] if case.number == 0 else [pytest.mark.nightly])
+
+
+@pytest.mark.parametrize("case", [first_or_nightly(case) for case in EVERY], ids=str)
 def test_one_graph_serves_many_lengths(case: Case) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     mixer = case.build()
@@ -52,7 +57,7 @@ def test_the_default_backend_agrees(name: str) -> None:
     assert close(compiled(x).y, mixer(x).y)
 
 
-@pytest.mark.parametrize("case", EVERY, ids=str)
+@pytest.mark.parametrize("case", [first_or_nightly(case) for case in EVERY], ids=str)
 def test_exports(case: Case) -> None:
     mixer, x = case.build(), tokens(2, 41, 0)
     with torch.no_grad():

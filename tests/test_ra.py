@@ -18,7 +18,7 @@ def ra(**options: Any) -> Any:
 
 
 def test_its_mean_over_draws_is_softmax_attention() -> None:
-    """Exactly so if omega, around q_i + k_J with J drawn from the softmax, has variance sqrt(d); the mixer draws with 1."""
+    """Exactly so if omega, around q_i + k_J with J drawn from the softmax, has variance sqrt(d); the mixer has 1."""
     mixer, x = ra(), 0.7 * tokens(1, 6, 0)
     q, k, v = mixer.project(x)
     expected = mixer.merge(torch.nn.functional.scaled_dot_product_attention(q, k, v))

@@ -153,7 +153,7 @@ def _decoder_eva(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Impo
         **options,
     )
     slots |= stacked_slots(("q_proj", "k_proj", "v_proj"), "qkv", width, bias)
-    slots |= linear_slots("out_proj", "out") | _adaptive_slots(adaptive)
+    slots |= linear_slots("out_proj", "out", bias="out_proj.bias" in state) | _adaptive_slots(adaptive)
     return fill(mixer, state, slots)
 
 

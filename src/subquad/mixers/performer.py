@@ -97,7 +97,7 @@ class Performer(AttentionMixer):
     examples = (
         {"features": 8},
         {"features": 6, "feature_map": "relu", "projection": "learnable"},
-        {"features": 8, "feature_map": "fourier", "projection": "fixed"},
+        {"features": 16, "feature_map": "fourier", "projection": "fixed"},
         {"features": 16, "feature_map": "dpfp"},
         {"features": 8, "feature_map": "mlp-fourier", "qkv_bias": False},
         {"feature_map": "relu-only"},

@@ -1,0 +1,128 @@
+"""Equalities that the mathematics implies, between mechanisms and within them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from subquad.mixers import Mixer, available, build, mixer_class
+from tests.mixer_cases import DIM, HEADS, Case, close, enlarge, tokens
+
+
+def twin(source: Mixer, name: str, **options: object) -> Mixer:
+    """Another mechanism with the same projections as `source`."""
+    torch.manual_seed(1)
+    mixer = build(name, dim=DIM, heads=HEADS, **options)
+    mixer.load_state_dict(
+        {**mixer.state_dict(), **{k: v for k, v in source.state_dict().items() if k[:3] in ("qkv", "out")}}
+    )
+    return mixer.eval()
+
+
+def softmax(causal: bool = False) -> Mixer:
+    return Case("softmax", 0, causal).build()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_local_with_one_window_is_softmax(causal: bool, overlap: bool) -> None:
+    full, x = softmax(causal), tokens(2, 13, 0)
+    for window in (13, 20):
+        local = twin(full, "local", causal=causal, window=window, overlap=overlap)
+        assert close(local(x).y, full(x).y)
+
+
+def test_local_with_one_window_on_a_grid_is_softmax() -> None:
+    full, x = softmax(), tokens(2, 12, 0)
+    assert close(twin(full, "local", window=5)(x, grid=(3, 4)).y, full(x).y)
+
+
+def test_causal_local_is_causal_softmax_inside_the_first_window() -> None:
+    full, x = softmax(causal=True), tokens(2, 20, 0)
+    assert close(twin(full, "local", causal=True, window=8)(x).y[:, :8], full(x).y[:, :8])
+
+
+def test_eva_that_summarises_single_tokens_is_softmax_over_doubled_keys() -> None:
+    """One window, chunks of one token, k~ = k, beta = v: every key stands twice in the softmax: nothing changes."""
+    full, x = softmax(), tokens(2, 12, 0)
+    eva = twin(full, "eva", window=12, chunk_size=1, adaptive="linear")
+    with torch.no_grad():
+        eva.k_map.linear.weight.copy_(torch.eye(DIM // HEADS))
+        eva.k_map.linear.bias.zero_()
+    q, k, v = eva.project(x)
+    doubled = torch.nn.functional.scaled_dot_product_attention(q, torch.cat([k, k], 2), torch.cat([v, v], 2))
+    assert close(eva(x).y, eva.merge(doubled))
+    assert close(eva(x).y, full(x).y)
+
+
+def test_causal_eva_is_causal_local_until_a_chunk_has_ended() -> None:
+    eva, x = Case("eva", 2, causal=True).build(), tokens(2, 20, 0)  # chunks of 3 in windows of 6
+    with torch.no_grad():
+        eva.bias.table.zero_()
+    local = twin(eva, "local", causal=True, window=6)
+    assert close(eva(x).y[:, :3], local(x).y[:, :3])
+    assert not close(eva(x).y[:, 3:6], local(x).y[:, 3:6])
+
+
+def test_eva_with_a_chunk_size_equals_the_landmarks_that_make_it() -> None:
+    counted, x = Case("eva", 0).build(), tokens(2, 24, 0)  # windows of 4, 3 landmarks: chunks of 8
+    sized = build("eva", dim=DIM, heads=HEADS, window=4, chunk_size=8).eval()
+    sized.load_state_dict(counted.state_dict())
+    assert close(sized(x).y, counted(x).y)
+
+
+def test_scatterbrain_approaches_softmax_with_more_features() -> None:
+    full, x = softmax(), 0.5 * tokens(2, 32, 0)
+    errors = []
+    for features in (16, 4096):
+        mixer = twin(full, "scatterbrain", window=4, features=features, projection="fixed")
+        errors.append((mixer(x).y - full(x).y).norm().item())
+    assert errors[1] < errors[0] / 4
+
+
+def test_lara_with_equal_queries_and_keys_is_a_mean() -> None:
+    """Without differences between tokens but in their values, every weight is equal."""
+    lara, x = Case("lara", 0).build(), tokens(2, 20, 0)
+    width = DIM
+    with torch.no_grad():
+        lara.qkv.weight[: 2 * width] = 0
+    value = lara.qkv(x)[..., 2 * width :].mean(1, keepdim=True).expand(-1, 20, -1)
+    assert close(lara(x).y, lara.out(value))
+
+
+AVERAGING = [name for name in available() if name not in ("lightconv", "dynamicconv", "primal")]
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_equal_values_come_back_unchanged(name: str) -> None:
+    """Attention is an average: when all values are equal, so are all outputs, whatever the weights."""
+    mixer = Case(name, 0).build()
+    x = 0.3 * tokens(2, 24, 0)
+    with torch.no_grad():
+        mixer.qkv.weight[2 * DIM :] = 0
+        if name == "linformer":  # values are compressed by F: let its rows be averages
+            for compression in _compressions(mixer):
+                compression.copy_(torch.full_like(compression, 1 / 24))
+    expected = mixer.merge(mixer.qkv.bias[2 * DIM :].view(1, HEADS, 1, -1).expand(2, -1, 24, -1))
+    assert close(mixer(x).y, expected, 1e-4)
+
+
+def _compressions(mixer: Mixer) -> list[Tensor]:
+    return [p for name, p in mixer.named_parameters() if not name.startswith(("qkv", "out"))]
+
+
+@pytest.mark.parametrize("name", [name for name in available() if mixer_class(name).capabilities.causal])
+def test_a_causal_mixer_is_prefix_consistent(name: str) -> None:
+    """Outputs of a prefix are those of the whole: nothing depends on the length to come."""
+    mixer, x = Case(name, 0, causal=True).build(), tokens(2, 23, 0)
+    if mixer.why_no_streaming() is not None:
+        pytest.skip(str(mixer.why_no_streaming()))
+    for time in (1, 5, 16):
+        assert close(mixer(x[:, :time]).y, mixer(x).y[:, :time])
+
+
+def test_weights_of_tests_are_far_from_uniform() -> None:
+    mixer = build("softmax", dim=DIM, heads=HEADS).eval()
+    enlarge(mixer)
+    q, k, _ = mixer.project(tokens(2, 24, 0))
+    largest = (q @ k.transpose(-1, -2) * mixer.scale).softmax(-1).amax(-1)
+    assert largest.mean() > 3 / 24
