@@ -39,8 +39,6 @@ def replay(fixture: Fixture):
     stored = iter([fixture[f"noise.{i}"] for i in range(len(fixture.under("noise.")))])
 
     def next_draw(kind, like, shape):
-        if kind == "constant":
-            return like.detach()
         tensor = next(stored)
         assert tensor.numel() == torch.Size(shape).numel(), (
             f"{kind} draw of {tuple(shape)}, stored {tuple(tensor.shape)}"

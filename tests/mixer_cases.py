@@ -61,7 +61,7 @@ CAUSAL = [
 ]
 EVERY = BIDIRECTIONAL + CAUSAL
 STREAMING = [case for case in CAUSAL if case.build().why_no_streaming() is None]
-CROSS = [case for case in BIDIRECTIONAL if mixer_class(case.name).capabilities.cross]
+CROSS = [case for case in BIDIRECTIONAL if case.build().why_no_cross() is None]
 GRID = [case for case in BIDIRECTIONAL if mixer_class(case.name).capabilities.grid]
 
 

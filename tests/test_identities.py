@@ -1,5 +1,7 @@
 """Equalities that the mathematics implies, between mechanisms and within them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from subquad.mixers import Mixer, available, build, mixer_class
 from tests.mixer_cases import DIM, HEADS, Case, close, enlarge, tokens
 
 
-def twin(source: Mixer, name: str, **options: object) -> Mixer:
+def twin(source: Mixer, name: str, **options: object) -> Any:
     """Another mechanism with the same projections as `source`."""
     torch.manual_seed(1)
     mixer = build(name, dim=DIM, heads=HEADS, **options)
@@ -18,7 +20,7 @@ def twin(source: Mixer, name: str, **options: object) -> Mixer:
     return mixer.eval()
 
 
-def softmax(causal: bool = False) -> Mixer:
+def softmax(causal: bool = False) -> Any:
     return Case("softmax", 0, causal).build()
 
 
@@ -55,6 +57,7 @@ def test_eva_that_summarises_single_tokens_is_softmax_over_doubled_keys() -> Non
 
 
 def test_causal_eva_is_causal_local_until_a_chunk_has_ended() -> None:
+    eva: Any
     eva, x = Case("eva", 2, causal=True).build(), tokens(2, 20, 0)  # chunks of 3 in windows of 6
     with torch.no_grad():
         eva.bias.table.zero_()
@@ -81,6 +84,7 @@ def test_scatterbrain_approaches_softmax_with_more_features() -> None:
 
 def test_lara_with_equal_queries_and_keys_is_a_mean() -> None:
     """Without differences between tokens but in their values, every weight is equal."""
+    lara: Any
     lara, x = Case("lara", 0).build(), tokens(2, 20, 0)
     width = DIM
     with torch.no_grad():
@@ -95,7 +99,7 @@ AVERAGING = [name for name in available() if name not in ("lightconv", "dynamicc
 @pytest.mark.parametrize("name", AVERAGING)
 def test_equal_values_come_back_unchanged(name: str) -> None:
     """Attention is an average: when all values are equal, so are all outputs, whatever the weights."""
-    mixer = Case(name, 0).build()
+    mixer: Any = Case(name, 0).build()
     x = 0.3 * tokens(2, 24, 0)
     with torch.no_grad():
         mixer.qkv.weight[2 * DIM :] = 0
@@ -121,7 +125,7 @@ def test_a_causal_mixer_is_prefix_consistent(name: str) -> None:
 
 
 def test_weights_of_tests_are_far_from_uniform() -> None:
-    mixer = build("softmax", dim=DIM, heads=HEADS).eval()
+    mixer: Any = build("softmax", dim=DIM, heads=HEADS).eval()
     enlarge(mixer)
     q, k, _ = mixer.project(tokens(2, 24, 0))
     largest = (q @ k.transpose(-1, -2) * mixer.scale).softmax(-1).amax(-1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.mixers import build, features, noise
+from subquad.mixers import build, noise
 from tests.mixer_cases import close, enlarge, tokens
 
 MAPS = [
@@ -113,12 +113,12 @@ def test_gradients_with_the_maxima_held_still(options: dict, causal: bool, monke
         held.append(t.detach().clone())
         return held[-1]
 
-    monkeypatch.setattr(features, "constant", record)
+    monkeypatch.setattr(noise, "constant", record)
     mixer(x)
 
     def run(x: Tensor) -> Tensor:
         replayed = iter(held)
-        monkeypatch.setattr(features, "constant", lambda t: next(replayed))
+        monkeypatch.setattr(noise, "constant", lambda t: next(replayed))
         return mixer(x).y
 
     assert torch.autograd.gradcheck(run, (x,))

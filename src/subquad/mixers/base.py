@@ -102,6 +102,14 @@ class Mixer(nn.Module):
             None if self.config.causal else f"this {self.name} was built with causal=False; streaming needs causal=True"
         )
 
+    def why_no_cross(self) -> str | None:
+        """The reason why this mixer, with its options, cannot read a context; None when it can."""
+        if not self.capabilities.cross:
+            return f"{self.name} cannot read a context: it has no cross-attention form"
+        if self.config.causal:
+            return f"{self.name}: cross-attention reads the whole context; build the mixer with causal=False"
+        return None
+
     # ------------------------------------------------------------------ what a user calls
 
     def init_state(
@@ -116,7 +124,7 @@ class Mixer(nn.Module):
         reason = self.why_no_streaming()
         if reason is None:
             return self.new_state(batch, device, dtype or like.dtype)
-        if self.capabilities.cross and not self.config.causal:
+        if self.why_no_cross() is None:
             return State(fresh_lengths(batch, device))
         raise ValueError(f"{reason}. {_who('state')}")
 
@@ -193,10 +201,9 @@ class Mixer(nn.Module):
         context_padding: Tensor | None,
         state: State | None,
     ) -> Mixed:
-        if not self.capabilities.cross:
-            raise ValueError(f"{self.name} cannot read a context: it has no cross-attention form. {_who('cross')}")
-        if self.config.causal:
-            raise ValueError(f"{self.name}: cross-attention reads the whole context; build the mixer with causal=False")
+        reason = self.why_no_cross()
+        if reason is not None:
+            raise ValueError(f"{reason}. {_who('cross')}")
         if isinstance(state, CrossState):
             self._check_state(x, state)
             memory = state

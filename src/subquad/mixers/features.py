@@ -64,11 +64,6 @@ class Projection(nn.Module):
         return self.matrix
 
 
-def constant(t: Tensor) -> Tensor:
-    """Stabilising maxima are taken of this, so that they are constants for the gradient. Tests replace it."""
-    return t.detach()
-
-
 class Features(NamedTuple):
     """values: (batch, heads, time, width); level: (batch, heads, time). See the module docstring."""
 
@@ -114,7 +109,7 @@ class PositiveExponential(FeatureMap):
 
     def forward(self, t: Tensor, matrix: Tensor | None) -> Features:
         y, c = scores(t, matrix)
-        level = constant(y).amax(-1)
+        level = noise.constant(y).amax(-1)
         return Features((y - (c + level)[..., None]).exp() * self.width**-0.5, level)
 
 

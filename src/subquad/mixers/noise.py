@@ -1,6 +1,6 @@
 """Training-time randomness, and the maxima that keep exponentials in range: all that a gradient treats as given.
 
-Every draw comes from one function, which tests replace to feed stored draws back.
+Every draw comes from one function, which tests replace to feed stored draws back; so they do with `constant`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,15 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["normal", "categorical", "constant"]
+Kind = Literal["normal", "categorical"]
 Draw = Callable[[Kind, Tensor, Sequence[int]], Tensor]
 
 
 def from_generator(kind: Kind, like: Tensor, shape: Sequence[int]) -> Tensor:
     if kind == "normal":
         return torch.randn(shape, dtype=like.dtype, device=like.device)
-    if kind == "constant":
-        return like.detach()
     return torch.multinomial(like.flatten(0, -2), 1, replacement=True).view(tuple(shape))
 
 
@@ -36,8 +34,8 @@ def categorical(probabilities: Tensor) -> Tensor:
 
 
 def constant(statistic: Tensor) -> Tensor:
-    """A stabilising statistic, such as the maximum of some exponents, that the gradient treats as a constant."""
-    return _source("constant", statistic, statistic.shape)
+    """What stabilising maxima are taken of, or such a maximum: the gradient treats it as a constant."""
+    return statistic.detach()
 
 
 @contextmanager

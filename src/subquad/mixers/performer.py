@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from subquad.mixers import features
+from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
 from subquad.mixers.features import FEATURE_MAPS, Features, Projection, Scheme
@@ -131,12 +131,15 @@ class Performer(AttentionMixer):
 
     # ------------------------------------------------------------------ cross-attention
 
-    def remember(self, context: Tensor, layout: Layout) -> PerformerContext:
+    def why_no_cross(self) -> str | None:
         if self.config.cosine:
-            raise ValueError(
-                "performer with cosine=True cannot read a context: cosines compare positions within one sequence. "
-                "Build it with cosine=False"
+            return (
+                "performer with cosine=True cannot read a context: cosines compare positions of one sequence; build it "
+                "with cosine=False"
             )
+        return super().why_no_cross()
+
+    def remember(self, context: Tensor, layout: Layout) -> PerformerContext:
         matrix = self.projection() if self.projection is not None else None
         k, v = (at_least_float32(t) for t in self.project_part(context, 1, 3))
         with full_precision(context):
@@ -148,7 +151,7 @@ class Performer(AttentionMixer):
         q = at_least_float32(self.project_part(x, 0, 1)[0])
         with full_precision(x):
             query = self._features(q, memory.matrix[0] if memory.matrix is not None else None, None)
-            y = _ratio(self._query_values(query, features.constant(query.level)) @ memory.sums)
+            y = _ratio(self._query_values(query, noise.constant(query.level)) @ memory.sums)
         return self.merge(y)
 
     # ------------------------------------------------------------------ causal
@@ -179,8 +182,8 @@ class Performer(AttentionMixer):
             positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
             turn = self._turn(positions, state.lengths, q.dtype)
             query, key = self._features(q, matrix, valid), self._features(k, matrix, valid)
-            query_level = torch.maximum(features.constant(query.level).cummax(-1).values, state.query_level[..., None])
-            key_level = torch.maximum(features.constant(key.level).cummax(-1).values, state.key_level[..., None])
+            query_level = torch.maximum(noise.constant(query.level).cummax(-1).values, state.query_level[..., None])
+            key_level = torch.maximum(noise.constant(key.level).cummax(-1).values, state.key_level[..., None])
             queries = self._query_values(query, query_level)
             # The level of what is not a token keeps it out only once a row has read one: hence the masks.
             keys = _relative(key, key_level) * valid[:, None, :, None]
@@ -315,7 +318,7 @@ def _blocks(t: Tensor, most: int) -> Tensor:
 
 
 def _largest(level: Tensor) -> Tensor:
-    return features.constant(level).amax(-1, keepdim=True)
+    return noise.constant(level).amax(-1, keepdim=True)
 
 
 def _relative(token: Features, reference: Tensor) -> Tensor:
