@@ -32,9 +32,13 @@ class AttentionMixer(Mixer):
         self.scale = config.head_width**-0.5
         self.inner = config.heads * config.head_width
         self.qkv = nn.Linear(config.dim, 3 * self.inner, bias=config.qkv_bias)
-        self.out: nn.Module = nn.Linear(self.inner, config.dim)
+        self.out = self.output_map()
         self.drop = nn.Dropout(config.dropout)
         self.apply(init_small)
+
+    def output_map(self) -> nn.Module:
+        """From heads side by side (heads * d) to the model width."""
+        return nn.Linear(self.inner, self.config.dim)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, each (batch, heads, time, d)."""

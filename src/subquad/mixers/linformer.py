@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.mixers.attention import AttentionMixer, init_xavier
+from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Capabilities, register
 from subquad.mixers.layout import Layout
-from subquad.mixers.softmax import SoftmaxConfig
+from subquad.mixers.softmax import SoftmaxConfig, SoftmaxHeads
 from subquad.mixers.state import CrossState
 
 
@@ -54,7 +53,7 @@ class LinformerContext(CrossState):
 
 
 @register("linformer")
-class Linformer(AttentionMixer):
+class Linformer(SoftmaxHeads):
     Config = LinformerConfig
     capabilities = Capabilities(causal=False, cross=True, grid=False, state="none (cross: projected context)")
     examples = (
@@ -71,10 +70,6 @@ class Linformer(AttentionMixer):
     def __init__(self, config: LinformerConfig | None = None, /, **options: object) -> None:
         super().__init__(config, **options)
         config = self.config
-        if not config.out_projection:
-            self.out = nn.Identity()
-        elif not config.out_bias:
-            self.out = nn.Linear(self.inner, config.dim, bias=False)
         heads = (config.heads,) if config.per_head else ()
         shape = (*heads, config.slots, config.max_length)
         self.compress_k = nn.Parameter(torch.empty(shape), requires_grad=not config.frozen)
@@ -133,8 +128,7 @@ class Linformer(AttentionMixer):
 
     def recall(self, x: Tensor, memory: LinformerContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)
-        drop = self.config.attention_dropout if self.training else 0.0
-        return self.merge(F.scaled_dot_product_attention(q, memory.k, memory.v, None, drop))
+        return self.merge(self.attend(q, memory.k, memory.v))
 
     def why_no_streaming(self) -> str:
         return f"{self.name} streams only as cross-attention: over its own sequence every slot mixes all positions"

@@ -58,29 +58,35 @@ class SoftmaxContext(CrossState):
     padded: bool
 
 
+class SoftmaxHeads(AttentionMixer):
+    """Softmax over keys, exact or compressed, with heads of any width."""
+
+    config: SoftmaxConfig
+
+    def output_map(self) -> nn.Module:
+        if not self.config.out_projection:
+            return nn.Identity()
+        return nn.Linear(self.inner, self.config.dim, bias=self.config.out_bias)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
+        drop = self.config.attention_dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, allowed, drop, is_causal=causal)
+
+
 @register("softmax")
-class Softmax(AttentionMixer):
+class Softmax(SoftmaxHeads):
     Config = SoftmaxConfig
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="keys and values, O(T)", linear=False)
     examples = ({}, {"head_dim": 3}, {"qkv_bias": False, "out_projection": False})
 
-    config: SoftmaxConfig
-
-    def __init__(self, config: SoftmaxConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
-        if not self.config.out_projection:
-            self.out = nn.Identity()
-        elif not self.config.out_bias:
-            self.out = nn.Linear(self.inner, self.config.dim, bias=False)
-
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         q, k, v = self.project(x)
         if layout.valid is None:
-            return self.merge(self._attend(q, k, v, causal=self.config.causal)), None
+            return self.merge(self.attend(q, k, v, causal=self.config.causal)), None
         allowed = layout.valid[:, None, None, :]
         if self.config.causal:
             allowed = allowed & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        return self.merge(self._attend(q, k, v, allowed)), None
+        return self.merge(self.attend(q, k, v, allowed)), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> SoftmaxState:
         empty = torch.zeros(batch, self.config.heads, 0, self.config.head_width, device=device, dtype=dtype)
@@ -94,7 +100,7 @@ class Softmax(AttentionMixer):
         v = append_at(state.v, v, state.lengths, keep, room)
         position = state.lengths[:, None] + torch.arange(time, device=x.device)
         allowed = torch.arange(room, device=x.device) <= position[..., None]
-        y = self.merge(self._attend(q, k, v, allowed[:, None]))
+        y = self.merge(self.attend(q, k, v, allowed[:, None]))
         return y, SoftmaxState(state.lengths + new, k, v)
 
     def remember(self, context: Tensor, layout: Layout) -> SoftmaxContext:
@@ -104,8 +110,4 @@ class Softmax(AttentionMixer):
     def recall(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)
         allowed = right_padded(memory.lengths, memory.k.shape[2])[:, None, None, :] if memory.padded else None
-        return self.merge(self._attend(q, memory.k, memory.v, allowed))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
-        drop = self.config.attention_dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, allowed, drop, is_causal=causal)
+        return self.merge(self.attend(q, memory.k, memory.v, allowed))
