@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # One torch thread per test process: processes that each start a thread per core slow one another down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test nightly lint format docs clean
+.PHONY: demo test nightly lint format docs bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/subquad bench
@@ -30,6 +30,11 @@ format: $(INSTALLED)
 # The generated parts of README.md and docs/; tests/test_docs.py fails while they are out of date.
 docs: $(INSTALLED)
 	$(BIN)/subquad docs
+
+# The figures of docs/performance.md: half an hour on an idle machine. One part: make bench ONLY="--only conv"
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/mechanisms.py $(ONLY) --json docs/performance.json --plot docs/performance.svg \
+	  --write-docs docs/performance.md
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -10,6 +10,7 @@ import typer
 import subquad
 from subquad.cli.bench import bench
 from subquad.cli.docs import docs
+from subquad.cli.doctor import doctor
 from subquad.cli.info import info
 
 INTERRUPTED = 130
@@ -18,6 +19,7 @@ INTERRUPTED = 130
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(info)
 app.command()(bench)
+app.command()(doctor)
 app.command(hidden=True)(docs)
 
 
@@ -29,12 +31,18 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
+    debug: Annotated[  # noqa: ARG001
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+    ] = False,
 ) -> None:
     """Sequence mixing that costs less than the square of the length."""
+    # Here every command passes, and a plain `--help` does not.
+    from subquad.allocator import set_up_command
+
+    set_up_command()
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

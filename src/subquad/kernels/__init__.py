@@ -1,1 +1,1 @@
-"""The inner loops of the mixers, as pure functions of tensors."""
+"""Fused operations: each has a reference in plain torch and faster implementations, chosen by `dispatch.py`."""

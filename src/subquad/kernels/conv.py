@@ -1,47 +1,145 @@
 """Convolution over time whose taps are shared by the channels of a head.
 
-    out[b, t, c] = sum_k taps[(b, t,) head(c), k] * x[b, t - before + k, c]        head(c) = c // (C / H), zeros outside
+    y[b, t, c] = sum_k taps[(b, t,) head(c), k] * x[b, t - before + k, c]        head(c) = c // (C / H), zeros outside
 
-taps: (H, K), the same at every position, or (B, T, H, K), each position's own. Sums run in the wider of the two
-precisions; results come back in that of x. Neither form keeps K copies of x for backward.
+taps: (H, K), the same at every position, or (B, T, H, K), each position's own; with softmax=True they are logits, of
+which the softmax over K is taken first. Sums run in float32, or float64 when x is; results come back in the precision
+of x. Backward keeps x and what was given as taps, nothing else.
+
+What runs inside the `torch.library` operations below is conv_reference, conv_cpu or conv_gpu, as `dispatch.py` says.
+All three offer
+
+    forward(x, taps, before, length)              y (B, length, C); x is (B, S, C), length need not be S
+    input_gradient(grad, taps, before, size)      (B, size, C), size = S
+    tap_gradient(grad, x, before, taps_shape)     in float32 or float64
+
+and, for the softmax, softmax(logits) and softmax_gradient_(grad, taps) are those of softmax_cpu or of conv_reference.
 """
 
-import torch.nn.functional as F
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from subquad.kernels import dispatch
 
-def tap_conv(x: Tensor, taps: Tensor, before: int) -> Tensor:
+
+def tap_conv(x: Tensor, taps: Tensor, before: int, *, softmax: bool = False) -> Tensor:
     """The equation above. x: (B, T, C); before: how many taps lie before the current position, 0 .. K - 1."""
-    after = taps.shape[-1] - 1 - before
-    assert before >= 0, before
-    assert after >= 0, f"{before} taps before the current position, of {taps.shape[-1]}"
-    return tap_conv_extended(F.pad(x, (0, 0, before, after)), taps)
+    assert 0 <= before < taps.shape[-1], f"{before} taps before the current position, of {taps.shape[-1]}"
+    return _checked(x, taps, before, x.shape[1], softmax)
 
 
-def tap_conv_extended(extended: Tensor, taps: Tensor) -> Tensor:
+def tap_conv_extended(extended: Tensor, taps: Tensor, *, softmax: bool = False) -> Tensor:
     """The same for an input that brings its neighbours along: (B, T + K - 1, C) -> (B, T, C).
 
     Output t reads entries t .. t + K - 1, so a stream passes its last K - 1 inputs and then the new ones.
     """
-    assert extended.shape[-1] % taps.shape[-2] == 0, (extended.shape, taps.shape)
-    return _shared_taps(extended, taps) if taps.dim() == 2 else _own_taps(extended, taps)
+    return _checked(extended, taps, 0, extended.shape[1] - taps.shape[-1] + 1, softmax)
 
 
-def _shared_taps(extended: Tensor, taps: Tensor) -> Tensor:
-    """A depthwise convolution; torch's kernels sum low precisions in float32 by themselves."""
-    channels = extended.shape[-1]
-    filters = taps.to(extended.dtype).repeat_interleave(channels // taps.shape[0], dim=0)
-    return F.conv1d(extended.transpose(1, 2), filters[:, None], groups=channels).transpose(1, 2)
+def _checked(x: Tensor, taps: Tensor, before: int, length: int, softmax: bool) -> Tensor:
+    assert x.shape[-1] % taps.shape[-2] == 0, (x.shape, taps.shape)
+    assert taps.dim() == 2 or taps.shape[:2] == (x.shape[0], length), (x.shape, taps.shape)
+    taps = taps.to(_precision(x))
+    return _softmax_tap_conv(x, taps, before, length) if softmax else _tap_conv(x, taps, before, length)
 
 
-def _own_taps(extended: Tensor, taps: Tensor) -> Tensor:
-    """One shifted view of the input per tap, weighted and added: autograd keeps views, not copies."""
-    _, time, heads, count = taps.shape
-    assert extended.shape[1] == time + count - 1, (extended.shape, taps.shape)
-    by_head = extended.unflatten(-1, (heads, -1))
-    # unbind, not taps[..., k]: its gradient is one stack instead of `count` padded tensors
-    weights = taps[..., None, :].unbind(-1)
-    total = by_head[:, :time] * weights[0]
-    for k in range(1, count):
-        total = total + by_head[:, k : k + time] * weights[k]
-    return total.flatten(2).to(extended.dtype)
+def _precision(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _implementation(x: Tensor) -> Any:
+    """The module whose functions work on tensors where x is."""
+    return importlib.import_module(f"subquad.kernels.conv_{dispatch.chosen(x)}")
+
+
+def _softmax_implementation(x: Tensor) -> Any:
+    """torch's softmax is a fused kernel on a GPU, but slow on the CPU for so few entries."""
+    return importlib.import_module(
+        "subquad.kernels." + ("softmax_cpu" if dispatch.chosen(x) == "cpu" else "conv_reference")
+    )
+
+
+# ---------------------------------------------------------------------- given taps
+
+
+@torch.library.custom_op("subquad::tap_conv", mutates_args=())
+def _tap_conv(x: Tensor, taps: Tensor, before: int, length: int) -> Tensor:
+    return _implementation(x).forward(x, taps, before, length)
+
+
+@torch.library.custom_op("subquad::tap_conv_input_gradient", mutates_args=())
+def _input_gradient(grad: Tensor, taps: Tensor, before: int, size: int) -> Tensor:
+    return _implementation(grad).input_gradient(grad, taps, before, size)
+
+
+@torch.library.custom_op("subquad::tap_conv_tap_gradient", mutates_args=())
+def _tap_gradient(grad: Tensor, x: Tensor, before: int, taps_shape: Sequence[int]) -> Tensor:
+    return _implementation(grad).tap_gradient(grad, x, before, taps_shape)
+
+
+@_tap_conv.register_fake
+def _(x: Tensor, taps: Tensor, before: int, length: int) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape[0], length, x.shape[2])
+
+
+@_input_gradient.register_fake
+def _(grad: Tensor, taps: Tensor, before: int, size: int) -> Tensor:  # noqa: ARG001
+    return grad.new_empty(grad.shape[0], size, grad.shape[2])
+
+
+@_tap_gradient.register_fake
+def _(grad: Tensor, x: Tensor, before: int, taps_shape: Sequence[int]) -> Tensor:  # noqa: ARG001
+    return grad.new_empty(taps_shape, dtype=_precision(x))
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> None:  # noqa: ARG001
+    x, taps, ctx.before, _ = inputs
+    ctx.save_for_backward(x, taps)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    x, taps = ctx.saved_tensors
+    for_x = _input_gradient(grad, taps, ctx.before, x.shape[1]) if ctx.needs_input_grad[0] else None
+    for_taps = _tap_gradient(grad, x, ctx.before, taps.shape) if ctx.needs_input_grad[1] else None
+    return for_x, for_taps, None, None
+
+
+_tap_conv.register_autograd(_differentiate, setup_context=_keep)
+
+# ---------------------------------------------------------------------- taps that are the softmax of logits
+
+
+@torch.library.custom_op("subquad::softmax_tap_conv", mutates_args=())
+def _softmax_tap_conv(x: Tensor, logits: Tensor, before: int, length: int) -> Tensor:
+    return _implementation(x).forward(x, _softmax_implementation(x).softmax(logits), before, length)
+
+
+@torch.library.custom_op("subquad::softmax_tap_conv_gradients", mutates_args=())
+def _softmax_gradients(grad: Tensor, x: Tensor, logits: Tensor, before: int) -> tuple[Tensor, Tensor]:
+    """One operation for both, so that the softmax is computed again once only and its gradient replaces the taps'."""
+    conv, normalise = _implementation(x), _softmax_implementation(x)
+    taps = normalise.softmax(logits)
+    for_x = conv.input_gradient(grad, taps, before, x.shape[1])
+    return for_x, normalise.softmax_gradient_(conv.tap_gradient(grad, x, before, taps.shape), taps)
+
+
+@_softmax_tap_conv.register_fake
+def _(x: Tensor, logits: Tensor, before: int, length: int) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape[0], length, x.shape[2])
+
+
+@_softmax_gradients.register_fake
+def _(grad: Tensor, x: Tensor, logits: Tensor, before: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    return grad.new_empty(x.shape), grad.new_empty(logits.shape, dtype=_precision(x))
+
+
+def _differentiate_softmax(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    x, logits = ctx.saved_tensors
+    return *_softmax_gradients(grad, x, logits, ctx.before), None, None
+
+
+_softmax_tap_conv.register_autograd(_differentiate_softmax, setup_context=_keep)

@@ -42,7 +42,12 @@ class AttentionMixer(Mixer):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, each (batch, heads, time, d)."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.config.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.split_heads(self.qkv(x))
+
+    def split_heads(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[q | k | v] (batch, time, 3 C) -> q, k, v, each (batch, heads, time, d)."""
+        # unbind before transpose: the gradient is then stacked in the layout that the projection's product wants
+        q, k, v = (part.transpose(1, 2) for part in flat.unflatten(-1, (3, self.config.heads, -1)).unbind(2))
         return q, k, v
 
     def project_part(self, x: Tensor, first: int, last: int) -> list[Tensor]:
@@ -50,11 +55,16 @@ class AttentionMixer(Mixer):
         rows = slice(first * self.inner, last * self.inner)
         bias = self.qkv.bias[rows] if self.qkv.bias is not None else None
         flat = F.linear(x, self.qkv.weight[rows], bias)
-        return list(flat.unflatten(-1, (last - first, self.config.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0))
+        parts = flat.unflatten(-1, (last - first, self.config.heads, -1)).unbind(2)
+        return [part.transpose(1, 2) for part in parts]
 
     def merge(self, heads: Tensor) -> Tensor:
         """(batch, heads, time, d) -> (batch, time, C): heads side by side, output projection, dropout."""
-        return self.drop(self.out(heads.transpose(1, 2).flatten(2).to(self.qkv.weight.dtype)))
+        return self.finish(heads.transpose(1, 2))
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """The same for heads that are side by side already: (batch, time, heads, d) -> (batch, time, C)."""
+        return self.drop(self.out(heads.flatten(2).to(self.qkv.weight.dtype)))
 
 
 def init_small(module: nn.Module) -> None:
@@ -86,4 +96,4 @@ class HeadMap(nn.Module):
 
 def kernel_logits(w: Tensor, t: Tensor, scale: float) -> Tensor:
     """phi(w, t) = s w.t - s |t|^2 / 2, the log of a random feature: (..., c, d), (..., n, d) -> (..., c, n)."""
-    return scale * (w @ t.transpose(-1, -2)) - (scale / 2) * t.square().sum(-1).unsqueeze(-2)
+    return (scale * w) @ t.transpose(-1, -2) + (t.square().sum(-1) * (-scale / 2)).unsqueeze(-2)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.base import Capabilities, at_least_float32, register
 from subquad.mixers.shortconv import ShortConvConfig, ShortConvMixer
 
 
@@ -50,16 +50,25 @@ class DynamicConv(ShortConvMixer):
         self.tap_map = nn.Linear(config.width, config.heads * config.kernel_size, bias=config.tap_bias)
 
     def taps(self, query: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        taps = self._logits(query, start, end)
+        if self.config.tap_softmax:
+            taps = taps.softmax(-1)
+        return F.dropout(taps, self.config.tap_dropout, self.training)
+
+    def taps_or_logits(self, query: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, bool]:
+        dropping = self.training and self.config.tap_dropout > 0  # between the softmax and the convolution
+        if self.config.tap_softmax and not dropping:
+            return self._logits(query, start, end), True
+        return self.taps(query, start, end), False
+
+    def _logits(self, query: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        """What the softmax is taken of, in at least float32 also without one: (batch, time, heads, K)."""
         logits = self.tap_map(query).unflatten(-1, (self.config.heads, self.config.kernel_size))
-        with full_precision(logits):
-            # also without a softmax: the convolution then sums in float32
-            taps = at_least_float32(logits)
-            if self.config.renormalise:
-                outside = self._outside(query.shape[1], start, end)
-                taps = taps.masked_fill(outside[:, :, None], float("-inf"))
-            if self.config.tap_softmax:
-                taps = taps.softmax(-1)
-            return F.dropout(taps, self.config.tap_dropout, self.training)
+        logits = at_least_float32(logits)
+        if self.config.renormalise:
+            outside = self._outside(query.shape[1], start, end)
+            logits = logits.masked_fill(outside[:, :, None], float("-inf"))
+        return logits
 
     def _outside(self, time: int, start: Tensor, end: Tensor) -> Tensor:
         """True where a tap falls before the row's first token or after its last: (batch, time, K).

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels.chunk_values import chunk_values
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
@@ -122,6 +123,9 @@ class EVA(WindowMixer):
             else:
                 init_small(module)
 
+    def fuses(self, qkv: Tensor, layout: Layout) -> bool:
+        return super().fuses(qkv, layout) and not (self.training and self.config.attention_dropout)
+
     def sees_grid(self, grid: tuple[int, int]) -> bool:
         return not self.config.is_decoder and super().sees_grid(grid)
 
@@ -135,18 +139,56 @@ class EVA(WindowMixer):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         config, space = self.config, self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
-        qkv = self.project(x)
+        flat = self.qkv(x)
         lengths = layout.lengths(x) if layout.valid is not None and layout.grid is None else None
+        even = self._even_chunk(covered, lengths) if self.fuses(flat, layout) else None
+        if even is not None:
+            y = self._mix_even(x, flat, tokens, lengths, even)
+            return uncover(self.finish(y), covered, space), None
+        qkv = self.split_heads(flat)
         extension = 0 if config.is_decoder else self.reach[0]
         chunks = cut(qkv, covered, tokens, lengths, config.window, extension, *config.chunking)
         chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.tokens, chunks.sizes)
 
+        if self.fuses(flat, layout) and isinstance(chunks.length, int):
+            chunk = chunks.length if config.causal else 0
+            y = self.fused(flat, tokens, (chunk_k, chunk_v), chunks.exists, chunk)
+            return uncover(self.finish(y), covered, space), None
         q, k, v, mask = self.in_windows(*qkv, covered, tokens)
         near = self.window_logits(q, k, mask)
         far = self._chunk_logits(q.flatten(2, 3), chunk_k, self._visible(chunks, near)).view(*near.shape[:4], -1)
         a_near, a_far = self._attend(near, far, v.dtype)
         y = a_near @ v + (a_far.flatten(2, 3) @ chunk_v).view_as(q)
         return uncover(self.merge(merge_windows(y, config.window, covered)), covered, space), None
+
+    def _even_chunk(self, covered: tuple[int, ...], lengths: Tensor | None) -> int | None:
+        """The chunk size, when all rows have the same, chunks do not overlap, and they fill the covered length."""
+        size, landmarks = self.config.chunking
+        if landmarks is not None and lengths is None and not torch.compiler.is_compiling():
+            size = max(1, covered[0] // landmarks)
+        overlaps = self.config.overlap and not self.config.is_decoder
+        return None if size is None or overlaps or covered[0] % size else size
+
+    def _mix_even(self, x: Tensor, flat: Tensor, tokens: Tensor | None, lengths: Tensor | None, size: int) -> Tensor:
+        """The same with fused kernels: (batch, time, heads, d).
+
+        A chunk's mean query and key are projections of its mean token: x is zero where there is none, and biases count
+        as often as there are tokens.
+        """
+        heads, rows = self.config.heads, 2 * self.inner
+        mask = None if tokens is None else tokens.flatten(1)
+        sums = F.linear(x.unflatten(1, (-1, size)).sum(2), self.qkv.weight[:rows])
+        if self.qkv.bias is not None:
+            count = size if mask is None else mask.unflatten(1, (-1, size)).sum(-1, keepdim=True)
+            sums = sums + count * self.qkv.bias[:rows]
+        q_mean, k_mean = ((part / size).transpose(1, 2) for part in sums.unflatten(-1, (2, heads, -1)).unbind(2))
+        chunk_k, omega = self._centre(q_mean, k_mean)
+        chunk_v = chunk_values(flat.unflatten(-1, (3, heads, -1)), omega, mask)
+        exists = None
+        if lengths is not None:
+            whole = -(-lengths // self.config.window) * self.config.window
+            exists = torch.arange(chunk_k.shape[2], device=x.device) * size < whole[:, None]
+        return self.fused(flat, tokens, (chunk_k, chunk_v), exists, size if self.config.causal else 0)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> EVAState:
         assert self.max_step is not None
@@ -199,18 +241,22 @@ class EVA(WindowMixer):
 
     def _summarise(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and beta of chunks (batch, heads, chunks, cells, d), each (batch, heads, chunks, d)."""
-        chunk_k = self.k_map(k.sum(-2) / sizes)
-        mu = torch.zeros_like(chunk_k)
-        if self.q_map is not None:
-            mu = chunk_k + self.q_map(q.sum(-2) / sizes)
-            mu = mu if self.config.is_decoder else mu / 2
-        omega = mu + noise.normal(mu.shape, mu) if self.training else mu
+        chunk_k, omega = self._centre(q.sum(-2) / sizes, k.sum(-2) / sizes)
         with full_precision(k):
             k32 = at_least_float32(k)
             direct = (k32 @ at_least_float32(omega).unsqueeze(-1)).squeeze(-1)
             logits = self.scale * (direct - k32.square().sum(-1) / 2)
             weights = logits.masked_fill(~tokens, NEVER).softmax(-1).to(v.dtype)
         return chunk_k, (weights.unsqueeze(-2) @ v).squeeze(-2)
+
+    def _centre(self, q_mean: Tensor, k_mean: Tensor) -> tuple[Tensor, Tensor]:
+        """k~ and omega of chunks from their mean queries and keys, all (batch, heads, chunks, d)."""
+        chunk_k = self.k_map(k_mean)
+        mu = torch.zeros_like(chunk_k)
+        if self.q_map is not None:
+            mu = chunk_k + self.q_map(q_mean)
+            mu = mu if self.config.is_decoder else mu / 2
+        return chunk_k, mu + noise.normal(mu.shape, mu) if self.training else mu
 
     def _chunk_logits(self, q: Tensor, chunk_k: Tensor, visible: Tensor | None) -> Tensor:
         """s q_i . k~_c for queries (batch, heads, N, d): (batch, heads, N, chunks)."""

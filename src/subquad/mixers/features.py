@@ -8,6 +8,8 @@ Maps with exponentials must be kept from overflowing, so each gives `values` and
 where the mechanism chooses the reference: a maximum of levels over the tokens that may know of each other.
 """
 
+import math
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -71,6 +73,10 @@ class Features(NamedTuple):
     level: Tensor
 
 
+Reference = Callable[[Tensor], Tensor]
+"""From the levels of tokens (batch, heads, time) to what each is measured against, broadcastable to them."""
+
+
 class FeatureMap(nn.Module):
     """t (batch, heads, time, d), W (heads, m, d) or None -> Features, in the precision of t."""
 
@@ -93,12 +99,18 @@ class FeatureMap(nn.Module):
         """Features of a map that never scales: (batch, heads, time, width)."""
         raise NotImplementedError
 
+    def scaled(self, t: Tensor, matrix: Tensor | None, reference: Reference) -> Tensor:  # noqa: ARG002
+        """values * exp(level - reference(level)), with fewer passes over memory where the map allows."""
+        return self.values(t, matrix)
+
 
 def scores(t: Tensor, matrix: Tensor | None) -> tuple[Tensor, Tensor]:
     """y = W t d^(-1/4): (batch, heads, time, m), and c = |t|^2 d^(-1/2) / 2: (batch, heads, time)."""
     assert matrix is not None
-    t = t * t.shape[-1] ** -0.25
-    return t @ matrix.to(t.dtype).transpose(-1, -2), t.square().sum(-1) / 2
+    width = t.shape[-1]
+    # the scale goes to the small matrix and the small sums: every pass over all tokens costs
+    y = t @ (matrix.to(t.dtype) * width**-0.25).transpose(-1, -2)
+    return y, t.square().sum(-1) * (width**-0.5 / 2)
 
 
 class PositiveExponential(FeatureMap):
@@ -111,6 +123,11 @@ class PositiveExponential(FeatureMap):
         y, c = scores(t, matrix)
         level = noise.constant(y).amax(-1)
         return Features((y - (c + level)[..., None]).exp() * self.width**-0.5, level)
+
+    def scaled(self, t: Tensor, matrix: Tensor | None, reference: Reference) -> Tensor:
+        y, c = scores(t, matrix)
+        shift = -c - reference(noise.constant(y).amax(-1)) - math.log(self.width) / 2
+        return (y + shift[..., None]).exp()
 
 
 class ProjectedRelu(FeatureMap):
@@ -135,6 +152,10 @@ class Fourier(FeatureMap):
     def forward(self, t: Tensor, matrix: Tensor | None) -> Features:
         y, c = scores(t, matrix)
         return Features(torch.cat([y.sin(), y.cos()], -1) * y.shape[-1] ** -0.5, c)
+
+    def scaled(self, t: Tensor, matrix: Tensor | None, reference: Reference) -> Tensor:
+        values, level = self(t, matrix)
+        return values * (level - reference(level)).exp()[..., None]
 
 
 class ParameterFree(FeatureMap):

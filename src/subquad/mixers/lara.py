@@ -168,18 +168,23 @@ class LARA(AttentionMixer):
         mu = q_bar + k_bar
         omega, times = self._samples(mu)
         log_k = self._hide(kernel_logits(omega, k, self.scale), valid)
-        values = log_k.softmax(-1).to(v.dtype) @ v
-        log_weight = kernel_logits(omega, q, self.scale) + log_k.logsumexp(-1, keepdim=True)
+        mass = log_k.logsumexp(-1, keepdim=True)
+        values = (log_k - mass).exp().to(v.dtype) @ v
+        # phi(omega_c, q_i) without its |q_i|^2 term, which is the same for all c
         if self.config.weights == "opt":
-            log_weight = log_weight + self._optimal(q, q_bar, omega, mu, times, valid, exists)
+            specific, shared = self._optimal(q, q_bar, omega, mu, times, valid, exists)
+            shared = shared + mass
         else:
-            density = self._hide(kernel_logits(omega, mu, self.scale), exists).logsumexp(-1, keepdim=True)
-            log_weight = log_weight - density
+            shared = mass - self._hide(kernel_logits(omega, mu, self.scale), exists).logsumexp(-1, keepdim=True)
+            specific = None
             if self.config.weights == "biased":
-                log_weight = log_weight + (self.scale * mu @ q.transpose(-1, -2)).repeat(1, 1, times, 1)
+                omega = omega + mu.repeat(1, 1, times, 1)
         if exists is not None:
-            log_weight = log_weight.masked_fill(~exists.repeat(1, times)[:, None, :, None], NEVER)
-        return log_weight.softmax(-2).to(v.dtype).transpose(-1, -2) @ values
+            shared = shared.masked_fill(~exists.repeat(1, times)[:, None, :, None], NEVER)
+        log_weight = q @ (self.scale * omega).transpose(-1, -2) + shared.transpose(-1, -2)
+        if specific is not None:
+            log_weight = log_weight + specific
+        return log_weight.softmax(-1).to(v.dtype) @ values
 
     def _optimal(
         self,
@@ -190,20 +195,22 @@ class LARA(AttentionMixer):
         times: int,
         valid: Tensor | None,
         exists: Tensor | None,
-    ) -> Tensor:
-        """log alpha_ci - log p_c of the opt weights: (batch, heads, samples, N)."""
-        density = kernel_logits(omega, mu.repeat(1, 1, times, 1), self.scale)
+    ) -> tuple[Tensor, Tensor]:
+        """log alpha_ci (batch, heads, N, samples) and -log p_c (batch, heads, samples, 1) of the opt weights."""
+        if times > 1:
+            q_bar, mu = q_bar.repeat(1, 1, times, 1), mu.repeat(1, 1, times, 1)
+            exists = exists.repeat(1, times) if exists is not None else None
+        density = kernel_logits(omega, mu, self.scale)
         own = density.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        everywhere = exists.repeat(1, times) if exists is not None else None
-        balance = own - self._hide(density, everywhere).logsumexp(-1, keepdim=True)
-        focus = self._hide(self.scale * q_bar @ q.transpose(-1, -2), valid).softmax(-1)
+        balance = (own - self._hide(density, exists).logsumexp(-1, keepdim=True)).exp()
+        focus = self._hide((self.scale * q_bar) @ q.transpose(-1, -2), valid).softmax(-1)
         if exists is None:
             average = focus.mean(-2, keepdim=True)
         else:
-            there = exists[:, None, :, None]
-            average = focus.masked_fill(~there, 0).sum(-2, keepdim=True) / there.sum(-2, keepdim=True)
-        specific = self.config.alpha * (focus - average).repeat(1, 1, times, 1)
-        return (balance.exp() + specific).clamp(min=1e-8).log() - own
+            there = exists[:, None, :, None].to(focus.dtype)
+            average = there.transpose(-1, -2) @ focus / there.sum(-2, keepdim=True)
+        alpha = torch.addcmul(balance, focus - average, torch.full_like(own, self.config.alpha))
+        return alpha.clamp(min=1e-8).log().transpose(-1, -2), -own
 
     @staticmethod
     def _hide(logits: Tensor, kept: Tensor | None) -> Tensor:

@@ -43,7 +43,10 @@ class Local(WindowMixer):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         space = self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
-        q, k, v, mask = self.in_windows(*self.project(x), covered, tokens)
+        flat = self.qkv(x)
+        if self.fuses(flat, layout):
+            return uncover(self.finish(self.fused(flat, tokens)), covered, space), None
+        q, k, v, mask = self.in_windows(*self.split_heads(flat), covered, tokens)
         y = self.window_logits(q, k, mask).softmax(-1).to(v.dtype) @ v
         return uncover(self.merge(merge_windows(y, self.config.window, covered)), covered, space), None
 

@@ -19,18 +19,20 @@ programmers", ICML 2021.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from subquad.kernels.dispatch import triton_serves
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
-from subquad.mixers.features import FEATURE_MAPS, Features, Projection, Scheme
+from subquad.mixers.features import FEATURE_MAPS, Features, Projection, Reference, Scheme
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.state import CrossState, State, fresh_lengths
 
@@ -84,10 +86,18 @@ class PerformerState(State):
 
 @dataclass
 class PerformerContext(CrossState):
-    """sums: (batch, heads, width, d + 1); matrix: (batch, heads, m, d), the W of these sums, the same in every row."""
+    """sums, counts: those of `Sums`; matrix: (batch, heads, m, d), the W of these sums, the same in every row."""
 
     sums: Tensor
+    counts: Tensor
     matrix: Tensor | None
+
+
+class Sums(NamedTuple):
+    """Over all keys: values, sum_j phi(k_j) v_j^T (batch, heads, width, d); counts, sum_j phi(k_j) (.., width, 1)."""
+
+    values: Tensor
+    counts: Tensor
 
 
 @register("performer")
@@ -124,9 +134,8 @@ class Performer(AttentionMixer):
         q, k, v = (at_least_float32(t) for t in self.project(x))
         with full_precision(x):
             turn = self._turn(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
-            query = self._features(q, matrix, layout.valid)
-            queries = _turned(self._query_values(query, _largest(query.level)), turn)
-            y = _ratio(queries @ self._summed(k, v, matrix, layout.valid, turn))
+            sums = self._summed(k, v, matrix, layout.valid, turn)
+            y = self._read(q, matrix, lambda level: _largest(_only(level, layout.valid)), sums, turn)
         return self.merge(y), None
 
     # ------------------------------------------------------------------ cross-attention
@@ -143,15 +152,15 @@ class Performer(AttentionMixer):
         matrix = self.projection() if self.projection is not None else None
         k, v = (at_least_float32(t) for t in self.project_part(context, 1, 3))
         with full_precision(context):
-            sums = self._summed(k, v, matrix, layout.valid, None)
+            values, counts = self._summed(k, v, matrix, layout.valid, None)
         kept = matrix.expand(context.shape[0], -1, -1, -1) if matrix is not None else None
-        return PerformerContext(layout.lengths(context), sums, kept)
+        return PerformerContext(layout.lengths(context), values, counts, kept)
 
     def recall(self, x: Tensor, memory: PerformerContext) -> Tensor:
         q = at_least_float32(self.project_part(x, 0, 1)[0])
         with full_precision(x):
-            query = self._features(q, memory.matrix[0] if memory.matrix is not None else None, None)
-            y = _ratio(self._query_values(query, noise.constant(query.level)) @ memory.sums)
+            matrix = memory.matrix[0] if memory.matrix is not None else None
+            y = self._read(q, matrix, noise.constant, Sums(memory.sums, memory.counts), None)
         return self.merge(y)
 
     # ------------------------------------------------------------------ causal
@@ -188,7 +197,7 @@ class Performer(AttentionMixer):
             # The level of what is not a token keeps it out only once a row has read one: hence the masks.
             keys = _relative(key, key_level) * valid[:, None, :, None]
             values = _with_one(v) * valid[:, None, :, None]
-            mixed, sums = causal_sums(
+            mixed, sums = _causal_sums_for(q)(
                 _turned(queries, turn), _turned(keys, turn), values, key_level, state.sums, state.key_level
             )
             floor_sums = state.floor_sums
@@ -208,19 +217,39 @@ class Performer(AttentionMixer):
     def _features(self, t: Tensor, matrix: Tensor | None, valid: Tensor | None) -> Features:
         """Features of t (batch, heads, time, d); what is not a token has a level below all others."""
         values, level = self.feature_map(t, matrix)
-        return Features(values, level if valid is None else level.masked_fill(~valid[:, None], NO_LEVEL))
+        return Features(values, _only(level, valid))
 
     def _query_values(self, query: Features, reference: Tensor) -> Tensor:
         values = _relative(query, reference) if self.feature_map.shares_query_level else query.values
         return values + self.feature_map.floor
 
-    def _summed(self, k: Tensor, v: Tensor, matrix: Tensor | None, valid: Tensor | None, turn: Turn) -> Tensor:
-        """sum_j phi(k_j) [v_j | 1]^T over the tokens of each row: (batch, heads, width, d + 1)."""
-        key = self._features(k, matrix, valid)
-        keys = _relative(key, _largest(key.level)) + self.feature_map.floor
+    def _summed(self, k: Tensor, v: Tensor, matrix: Tensor | None, valid: Tensor | None, turn: Turn) -> Sums:
+        """Sums over the tokens of each row."""
+        floor = self.feature_map.floor
+        keys = self.feature_map.scaled(k, matrix, lambda level: _largest(_only(level, valid)))
+        if turn is not None:
+            keys, floor = _turned(keys + floor, turn), 0.0
         if valid is not None:
-            keys = keys * valid[:, None, :, None]
-        return _turned(keys, turn).transpose(-1, -2) @ _with_one(v)
+            there = valid[:, None, :, None].to(k.dtype)
+            keys, v = keys * there, v * there
+        values, counts = keys.transpose(-1, -2) @ v, keys.sum(-2).unsqueeze(-1)
+        if floor:  # added to the sums instead of to every feature
+            number = there.sum(-2, keepdim=True) if valid is not None else k.shape[2]
+            values, counts = values + floor * v.sum(-2, keepdim=True), counts + floor * number
+        return Sums(values, counts)
+
+    def _read(self, q: Tensor, matrix: Tensor | None, reference: Reference, sums: Sums, turn: Turn) -> Tensor:
+        """phi(q_i) . sums, normalised: (batch, heads, time, d). `reference` is for maps that compare queries."""
+        own = reference if self.feature_map.shares_query_level else noise.constant
+        floor = self.feature_map.floor
+        queries = self.feature_map.scaled(q, matrix, own)
+        if turn is not None:
+            queries, floor = _turned(queries + floor, turn), 0.0
+        above, below = queries @ sums.values, queries @ sums.counts
+        if floor:
+            above = above + floor * sums.values.sum(-2, keepdim=True)
+            below = below + floor * sums.counts.sum(-2, keepdim=True)
+        return above * below.clamp(min=SMALLEST_NORMALISER).reciprocal()
 
     # ------------------------------------------------------------------ cosine weighting
 
@@ -245,6 +274,15 @@ class Performer(AttentionMixer):
 
 
 # ---------------------------------------------------------------------- sums over the past
+
+
+def _causal_sums_for(x: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`causal_sums`, or its Triton twin where that runs."""
+    if x.dtype == torch.float32 and triton_serves(x.device.type):
+        from subquad.kernels.scan_gpu import causal_scan
+
+        return causal_scan
+    return causal_sums
 
 
 def causal_sums(
@@ -315,6 +353,11 @@ def _blocks(t: Tensor, most: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------- small helpers
+
+
+def _only(level: Tensor, valid: Tensor | None) -> Tensor:
+    """Levels (batch, heads, time) with those of what is not a token below all others."""
+    return level if valid is None else level.masked_fill(~valid[:, None], NO_LEVEL)
 
 
 def _largest(level: Tensor) -> Tensor:

@@ -137,8 +137,8 @@ class Primal(Mixer):
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """q, k, each (batch, heads, time, d), in float32 at least."""
-        q, k = at_least_float32(self.qk(x)).unflatten(-1, (2, self.config.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k
+        q, k = at_least_float32(self.qk(x)).unflatten(-1, (2, self.config.heads, -1)).unbind(2)
+        return q.transpose(1, 2), k.transpose(1, 2)
 
     def _merge(self, scores: Scores) -> Tensor:
         """(batch, time, C): scores joined per head, heads side by side, output projection, dropout."""

@@ -83,6 +83,10 @@ class ShortConvMixer(Mixer):
         """
         raise NotImplementedError
 
+    def taps_or_logits(self, query: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, bool]:
+        """The taps and False, or logits and True: the convolution then takes their softmax itself."""
+        return self.taps(query, start, end), False
+
     # ------------------------------------------------------------------ the convolution alone
 
     def convolve(self, u: Tensor, layout: Layout, query: Tensor | None = None) -> Tensor:
@@ -90,8 +94,8 @@ class ShortConvMixer(Mixer):
         if layout.valid is not None:
             u = u.masked_fill(layout.valid.logical_not()[..., None], 0)
         start = fresh_lengths(u.shape[0], u.device)
-        taps = self.taps(u if query is None else query, start, layout.lengths(u))
-        return self._with_bias(tap_conv(u, taps, self.config.before))
+        taps, softmax = self.taps_or_logits(u if query is None else query, start, layout.lengths(u))
+        return self._with_bias(tap_conv(u, taps, self.config.before, softmax=softmax))
 
     def convolve_step(
         self, u: Tensor, new: Tensor, state: ShortConvState, query: Tensor | None = None
@@ -99,9 +103,9 @@ class ShortConvMixer(Mixer):
         """The next chunk u (batch, time, conv_dim) of a stream, of which the first new[b] positions are tokens."""
         extended = torch.cat([state.inputs.to(u.dtype), u], 1)
         end = state.lengths + new
-        taps = self.taps(u if query is None else query, state.lengths, end)
+        taps, softmax = self.taps_or_logits(u if query is None else query, state.lengths, end)
         inputs = keep_last(extended, new, self.config.kernel_size - 1, dim=1)
-        return self._with_bias(tap_conv_extended(extended, taps)), ShortConvState(end, inputs)
+        return self._with_bias(tap_conv_extended(extended, taps, softmax=softmax)), ShortConvState(end, inputs)
 
     def _with_bias(self, y: Tensor) -> Tensor:
         return y if self.conv_bias is None else y + self.conv_bias

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels.dispatch import reference_forced
+from subquad.kernels.window_attention import Shape, window_attention
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import at_least_float32
 from subquad.mixers.layout import Layout
@@ -245,6 +247,32 @@ class WindowMixer(AttentionMixer):
         q = partition(q.unflatten(2, covered), size, (0, 0), counts)
         k, v = (partition(part.unflatten(2, covered), size, self.reach, counts) for part in (k, v))
         return q, k, v, partition(tokens, size, self.reach, counts).squeeze(-1)
+
+    def fuses(self, qkv: Tensor, layout: Layout) -> bool:
+        """Whether the fused kernels can do this: sequences, in full precision, on the CPU. Exports do without them."""
+        if layout.grid is not None or torch.compiler.is_exporting():
+            return False
+        return qkv.dtype in (torch.float32, torch.float64) and qkv.device.type == "cpu" and not reference_forced()
+
+    def fused(
+        self,
+        qkv: Tensor,
+        tokens: Tensor | None,
+        far: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
+        far_exists: Tensor | None = None,
+        chunk: int = 0,
+    ) -> Tensor:
+        """Attention of projections qkv (batch, time, 3 C), time in whole windows, to window and far keys.
+
+        tokens: as `cover` gives them. far: keys and values (batch, heads, far, d); far_exists, chunk: see the kernel.
+        Returns (batch, time, heads, d).
+        """
+        shape = Shape(self.config.window, *self.reach, self.config.causal, chunk)
+        mask = None if tokens is None else tokens.flatten(1)
+        bias = None if self.bias is None else self.bias()
+        far_k, far_v = far
+        by_head = qkv.unflatten(-1, (3, self.config.heads, -1))
+        return window_attention(by_head, far_k, far_v, bias, mask, far_exists, shape)
 
     def window_logits(self, q: Tensor, k: Tensor, reachable: Tensor) -> Tensor:
         """Logits of window queries (batch, heads, windows, cells, d) to the keys (.., keys, d) of their windows.

@@ -1,0 +1,301 @@
+"""`subquad doctor`: what this installation can do, what it lacks, and what to do about it."""
+
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+KERNELS = "SUBQUAD_KERNELS"
+GIBIBYTE = 2**30
+LEAST_MEMORY = 2 * GIBIBYTE
+TOLERANCE = 1e-4  # of the self-test: relative distance between kernels, both in float32
+
+
+@dataclass
+class Finding:
+    """One line of the report. "broken" is essential and makes the exit code 1; "note" says what could be better."""
+
+    name: str
+    status: str  # "ok", "note" or "broken"
+    text: str
+    remedy: str | None = None
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check this installation: versions, kernels, allocator, memory, extras, and a short self-test.
+
+    The exit code is 0 unless something essential is broken. A first run also compiles the CPU kernels, which takes
+    some seconds each; they are kept on disk.
+    """
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            print(_line(finding), flush=True)
+    broken = [finding.name for finding in findings if finding.status == "broken"]
+    if as_json:
+        print(json.dumps({"ok": not broken, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    elif not broken:
+        notes = sum(finding.status == "note" for finding in findings)
+        print("\nEverything essential works" + (f"; {notes} notes above say what could be better." if notes else "."))
+    if broken:
+        raise ValueError(f"broken: {', '.join(broken)}; see above for what to do")
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, in order. A check that fails to run is a finding too, and ends nothing but itself."""
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+        ("python", python),
+        ("torch", torch_itself),
+        ("kernels", kernels),
+        ("self-test", self_test),
+        ("numba", numba_threads),
+        ("triton", triton),
+        ("allocator", allocator),
+        ("memory", memory),
+        ("extras", extras),
+    ]
+    for name, check in checks:
+        try:
+            yield from check()
+        except ValueError as error:  # says itself what to do, as all of ours
+            yield Finding(name, "broken", str(error))
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            yield Finding(name, "broken", text, "reinstall with `pip install --force-reinstall subquad`")
+
+
+def _line(finding: Finding) -> str:
+    mark = {"ok": "ok    ", "note": "note  ", "broken": "BROKEN"}[finding.status]
+    return f"{mark}  {finding.name}: {finding.text}" + (f" -> {finding.remedy}" if finding.remedy else "")
+
+
+# ---------------------------------------------------------------------- what is installed
+
+
+def python() -> Iterator[Finding]:
+    from importlib import metadata
+
+    wanted = metadata.metadata("subquad")["Requires-Python"] or ""
+    text = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
+    if _version_allowed(platform.python_version(), wanted):
+        yield Finding("python", "ok", text)
+    else:
+        yield Finding("python", "broken", text, f"install a Python that is {wanted}")
+
+
+def torch_itself() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("torch", "broken", f"cannot be imported ({error})", "pip install torch")
+        return
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    text = f"{torch.__version__}, {threads} threads for {cores} cores, GPUs: {', '.join(devices) or 'none'}"
+    if threads > cores:
+        yield Finding("torch", "note", text, f"set OMP_NUM_THREADS={cores}: more threads than cores slow one another")
+    else:
+        yield Finding("torch", "ok", text)
+
+
+def kernels() -> Iterator[Finding]:
+    import torch
+
+    from subquad.kernels import dispatch
+
+    setting = os.environ.get(KERNELS) or "auto"
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    chosen = [f"{dispatch.chosen(torch.empty(1, device=device))} on {device}" for device in devices]
+    yield Finding("kernels", "ok", f"{', '.join(chosen)} ({KERNELS}={setting})")
+    for problem in dispatch.problems():
+        yield Finding("kernels", "note", problem)
+
+
+def numba_threads() -> Iterator[Finding]:
+    """After the self-test: numba settles on a threading layer when a parallel kernel first runs."""
+    if _version("numba") is None:
+        yield Finding("numba", "note", "not installed: CPU kernels run in plain torch", "pip install numba")
+        return
+    import numba
+
+    text = f"{numba.__version__}, {numba.get_num_threads()} threads"
+    try:
+        layer = numba.threading_layer()
+    except ValueError:  # no parallel kernel has run
+        yield Finding("numba", "ok", f"{text}, threading layer not in use")
+        return
+    if layer == "omp":
+        yield Finding("numba", "ok", f"{text}, threading layer omp, shared with torch")
+    else:
+        remedy = "set NUMBA_THREADING_LAYER=omp (Linux: needs libgomp, which torch brings)"
+        yield Finding("numba", "note", f"{text}, threading layer {layer}, two to three times slower", remedy)
+
+
+def triton() -> Iterator[Finding]:
+    import torch
+
+    version = _version("triton")
+    if version is not None:
+        yield Finding("triton", "ok", version)
+    elif torch.cuda.is_available():
+        yield Finding("triton", "note", "not installed: GPU kernels run in plain torch", "pip install 'subquad[gpu]'")
+    else:
+        yield Finding("triton", "ok", "not installed, and no GPU that would need it")
+
+
+def extras() -> Iterator[Finding]:
+    """Whether the packages of each optional extra are there."""
+    for extra, packages in sorted(extra_packages().items()):
+        missing = [package for package in packages if _version(package) is None]
+        if missing:
+            text = f"{', '.join(missing)} not installed (optional)"
+            yield Finding(f"extra {extra}", "ok", text, f"pip install 'subquad[{extra}]'")
+        else:
+            yield Finding(f"extra {extra}", "ok", f"{', '.join(packages)} installed")
+
+
+def extra_packages() -> dict[str, list[str]]:
+    """Packages by extra, as the installed metadata states them; `dev` is for those who work on subquad itself."""
+    from importlib import metadata
+
+    found: dict[str, list[str]] = {}
+    for requirement in metadata.requires("subquad") or []:
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        name = re.match(r"[\w.-]+", requirement)
+        if extra and name and extra[1] != "dev":
+            found.setdefault(extra[1], []).append(name[0])
+    return found
+
+
+def _version(package: str) -> str | None:
+    """The installed version of a package, or None."""
+    from importlib import metadata  # here and elsewhere inside: it would slow `subquad --help` down
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _version_allowed(version: str, wanted: str) -> bool:
+    """Whether "3.11.2" is within ">=3.11,<3.15"."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", text))
+
+    tests = {">=": lambda a, b: a >= b, "<": lambda a, b: a < b}
+    bounds = re.findall(r"(>=|<)\s*([\d.]+)", wanted)
+    return all(tests[sign](numbers(version), numbers(bound)) for sign, bound in bounds)
+
+
+# ---------------------------------------------------------------------- the machine
+
+
+def allocator() -> Iterator[Finding]:
+    from subquad import allocator
+
+    if allocator.choice() == "system":
+        yield Finding("allocator", "ok", f"the system's own ({allocator.VARIABLE}=system)")
+    elif allocator.keep_freed_memory():
+        yield Finding("allocator", "ok", "commands keep freed memory; programs: subquad.allocator.keep_freed_memory()")
+    else:
+        remedy = "preload jemalloc (LD_PRELOAD) if large tensors are slow" if sys.platform == "linux" else None
+        yield Finding("allocator", "ok", "the system's own: its thresholds cannot be raised here", remedy)
+
+
+def memory() -> Iterator[Finding]:
+    available = available_memory()
+    if available is None:
+        yield Finding("memory", "ok", "not known on this system")
+        return
+    text = f"{available / GIBIBYTE:.1f} GiB available"
+    if available < LEAST_MEMORY:
+        yield Finding("memory", "note", text, "close other programs, or use smaller batches and lengths")
+    else:
+        yield Finding("memory", "ok", text)
+
+
+def available_memory(
+    system: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup/memory.max")
+) -> int | None:
+    """Bytes that this process may still take: what the system has, or the limit of its container if that is less."""
+    limits = []
+    if system.exists():
+        limits += [int(kib) * 1024 for kib in re.findall(r"^MemAvailable:\s+(\d+) kB$", system.read_text(), re.M)]
+    if group.exists() and (text := group.read_text().strip()).isdigit():
+        limits.append(int(text))
+    return min(limits, default=None)
+
+
+# ---------------------------------------------------------------------- the self-test
+
+
+def self_test() -> Iterator[Finding]:
+    """A tiny forward and backward pass of every mechanism, against the reference kernels."""
+    import torch
+
+    from subquad.mixers import available
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine, threads that wait for one another make a second of this a minute
+    try:
+        distances = {name: distance_to_reference(name) for name in available()}
+    finally:
+        torch.set_num_threads(threads)
+    wrong = [f"{name} by {distance:.1e}" for name, distance in distances.items() if not distance <= TOLERANCE]
+    if wrong:
+        remedy = "set SUBQUAD_KERNELS=reference for right results, and report this"
+        yield Finding("self-test", "broken", f"differs from the reference kernels: {', '.join(wrong)}", remedy)
+    else:
+        text = f"forward and backward of {len(distances)} mechanisms agree with the reference kernels"
+        yield Finding("self-test", "ok", text)
+
+
+def distance_to_reference(name: str) -> float:
+    """The largest relative distance among the output and the gradients of a mechanism, causal where it can be."""
+    import torch
+
+    from subquad.compare.checks import relative_distance
+    from subquad.mixers import build, mixer_class
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        mixer = build(name, dim=16, heads=2, causal=mixer_class(name).capabilities.causal)
+        x = torch.randn(2, 37, 16, requires_grad=True)
+        results = []
+        for kernels in (None, "reference"):
+            torch.manual_seed(0)
+            with _kernels(kernels):
+                y = mixer(x).y
+                weights = [parameter for parameter in mixer.parameters() if parameter.requires_grad]
+                gradients = torch.autograd.grad(y.square().sum(), [x, *weights], allow_unused=True)
+            results.append([y.detach(), *(gradient for gradient in gradients if gradient is not None)])
+    # Gradients that are zero in exact arithmetic (a key bias under softmax) have no relative distance.
+    scale = max(float(part.norm()) for part in results[1]) * 1e-6
+    pairs = [pair for pair in zip(*results, strict=True) if pair[1].norm() > scale]
+    return max(relative_distance(value, target) for value, target in pairs)
+
+
+@contextmanager
+def _kernels(setting: str | None) -> Iterator[None]:
+    """Within the block SUBQUAD_KERNELS is as given; None leaves it as it is."""
+    before = os.environ.get(KERNELS)
+    if setting is not None:
+        os.environ[KERNELS] = setting
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[KERNELS] = before
+        elif setting is not None:
+            del os.environ[KERNELS]
