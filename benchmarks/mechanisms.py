@@ -119,12 +119,17 @@ def show(part: str, results: Sequence[dict[str, Any]]) -> None:
 
 def write_documents(options: argparse.Namespace, report: dict[str, Any]) -> None:
     if options.plot is not None:
-        options.plot.write_text(growth_plot(report))
+        plot = growth_plot(report)
+        if plot is None:
+            print(f"there are no results of part growth, so {options.plot} is left as it is", file=sys.stderr)
+        else:
+            options.plot.write_text(plot)
     if options.write_docs is not None:
         options.write_docs.write_text(filled(options.write_docs.read_text(), report, TITLES))
 
 
-def growth_plot(report: dict[str, Any]) -> str:
+def growth_plot(report: dict[str, Any]) -> str | None:
+    """Time and memory by length; None when they were not measured."""
     results = report["parts"].get("growth", {}).get("results", [])
     panels = []
     for name, title in (("growth-time", "milliseconds, forward and backward"), ("growth-memory", "peak memory, MB")):
@@ -134,9 +139,7 @@ def growth_plot(report: dict[str, Any]) -> str:
             for line in lines
         }
         panels.append((title, curves))
-    if not any(curves for _, curves in panels):
-        raise ValueError("there are no results of part growth to plot; run it, or give --json with some")
-    return draw(panels)
+    return draw(panels) if all(curves for _, curves in panels) else None
 
 
 if __name__ == "__main__":
