@@ -29,7 +29,7 @@ settings: Any = numba.config
 
 unsigned, index_type = np.uintp, types.uintp
 """Indices: signed and unsigned numbers together make floats in numba, so that constants have to be unsigned too."""
-ONE, EIGHT, THIRTY_TWO, SIXTY_FOUR = unsigned(1), unsigned(8), unsigned(32), unsigned(64)
+ONE, EIGHT, THIRTY_TWO, SIXTY_FOUR = (unsigned(number) for number in (1, 8, 32, 64))
 
 # ---------------------------------------------------------------------- compiling and running
 
