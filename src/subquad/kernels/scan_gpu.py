@@ -1,4 +1,4 @@
-"""The causal scan of linear attention as Triton kernels: the same function as `causal_sums` of the performer.
+"""The causal scan of linear attention as Triton kernels: the same function as `causal_sums` of `scan.py`.
 
     y_i = q_i^T S_i        S_i = sum_{j <= i} exp(level_j - level_i) k_j v_j^T + exp(level_before - level_i) before
 
