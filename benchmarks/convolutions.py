@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from formulations import band, by_heads, depthwise, exact, ours, unfold
+from formulations import band, by_heads, depthwise, exact, ours, ours_from_logits, unfold
 from measured import Effort, Result, expect_close, milliseconds, side_by_side
 from torch import Tensor
 
@@ -61,19 +61,26 @@ class Case:
     def labels(self) -> dict[str, object]:
         return {"operation": self.operation, "T": self.time, "K": self.count}
 
+    @property
+    def ours(self) -> Formulation:
+        return ours if self.operation == "lightconv" else ours_from_logits
+
     def taps(self, given: Tensor) -> Tensor:
         return given if self.operation == "lightconv" else given.softmax(-1)
+
+    def _mix(self, formulation: Formulation, x: Tensor) -> Tensor:
+        return formulation(x, self.given if formulation is ours_from_logits else self.taps(self.given))
 
     def forward(self, formulation: Formulation, x: Tensor) -> Work:
         def work() -> Tensor:
             with torch.no_grad():
-                return formulation(x, self.taps(self.given))
+                return self._mix(formulation, x)
 
         return work
 
     def both(self, formulation: Formulation, x: Tensor, upstream: Tensor) -> Callable[[], tuple[Tensor, ...]]:
         def work() -> tuple[Tensor, ...]:
-            y = formulation(x, self.taps(self.given))
+            y = self._mix(formulation, x)
             return (y.detach(), *torch.autograd.grad(y, [x, self.given], upstream))
 
         return work
@@ -131,7 +138,7 @@ def compare(
     """A result for each pass: how many times faster ours is than the fastest of the others. Checks come first."""
     work: dict[str, dict[str, Work]] = {kind: {} for kind in PASSES}
     try:
-        for name, layout in {"ours": Layout(ours), **layouts}.items():
+        for name, layout in {"ours": Layout(case.ours), **layouts}.items():
             x = layout.enter(case.x.detach()).requires_grad_()
             both = case.both(layout.formulation, x, layout.enter(case.upstream))
             y, x_gradient, tap_gradient = both()
@@ -163,22 +170,22 @@ def band_target(time: int, count: int) -> tuple[str, float]:
 def long_lengths(case: Case, effort: Effort) -> Iterator[Result]:
     """Speed against `clone()`, for few taps, and memory."""
     x = case.x.detach()
-    both = case.both(ours, case.x, case.upstream)
+    both = case.both(case.ours, case.x, case.upstream)
     try:
         case.check("ours", both())
     except CheckFailedError as failure:
         yield Result("conv-clone", case.labels, target=("at least", 0.4), reason=str(failure))
         return
     if case.count <= 7:
-        seconds = side_by_side({"ours": case.forward(ours, x), "clone": x.clone}, effort)
+        seconds = side_by_side({"ours": case.forward(case.ours, x), "clone": x.clone}, effort)
         score = seconds["clone"]["median"] / seconds["ours"]["median"]
         yield Result("conv-clone", case.labels, milliseconds(seconds), score, ("at least", 0.4), seconds=seconds)
 
     size, taps = x.nbytes, case.given.nbytes
-    # Given taps are not extra memory, those that a softmax makes are; the gradient of what is given always is.
+    # What is given for the taps is not extra memory; the taps that a softmax makes of it, and its gradient, are.
     made = taps if case.operation == "dynamicconv" else 0
     for kind, work, allowed, besides in (
-        ("forward", case.forward(ours, x), 1.1, made),
+        ("forward", case.forward(case.ours, x), 1.1, made),
         ("forward+backward", both, 2.1, made + taps),
     ):
         peak = peak_bytes(work, x.device)

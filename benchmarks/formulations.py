@@ -16,6 +16,11 @@ def ours(x: Tensor, taps: Tensor) -> Tensor:
     return tap_conv(x, taps, taps.shape[-1] - 1)
 
 
+def ours_from_logits(x: Tensor, logits: Tensor) -> Tensor:
+    """The same with the softmax over the taps inside, as dynamicconv calls it."""
+    return tap_conv(x, logits, logits.shape[-1] - 1, softmax=True)
+
+
 def unfold(x: Tensor, taps: Tensor) -> Tensor:
     """K shifted copies of the input, then one product for each position and head."""
     batch, time, channels = x.shape

@@ -1,4 +1,4 @@
-"""Fixtures of the efficient-attention library: one attention module each."""
+"""Fixtures of the efficient-attention library: one attention module each here, whole models in other files."""
 
 import json
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from subquad.interop import efficient_attention
 from subquad.mixers import Mixer, noise
+from tests.golden_fairseq_models import check_language_model, check_translation
 from tests.golden_files import (
     GRADIENT_TOLERANCE,
     OUTPUT_TOLERANCE,
@@ -18,13 +19,18 @@ from tests.golden_files import (
     assert_padding_is_ignored,
     is_right_padded,
 )
+from tests.golden_models import check_library_vision
 
 
 def check(fixture: Fixture) -> None:
     name = fixture.path.stem
-    if name.startswith(("model_", "fairseq_")):
-        pytest.skip("whole model: needs subquad.models")
-    if name == "t5_buckets":
+    if name.startswith("model_"):
+        check_library_vision(fixture)
+    elif name.startswith("fairseq_lm_"):
+        check_language_model(fixture)
+    elif name.startswith("fairseq_mt_"):
+        check_translation(fixture)
+    elif name == "t5_buckets":
         check_t5_buckets(fixture)
     elif name == "performer_ortho_projection":
         check_orthogonal_projection(fixture)
@@ -51,7 +57,7 @@ def replay(fixture: Fixture):
 def check_attention(fixture: Fixture) -> None:
     config, stored = fixture.config, fixture["input"]
     imported = efficient_attention.mixer_from(config, fixture.under("state."))
-    mixer = imported.mixer.train(fixture.meta.get("training") == "true")
+    mixer = imported.module.train(fixture.meta.get("training") == "true")
     grid = (stored.shape[1], stored.shape[2]) if stored.dim() == 4 else None
     x = stored.flatten(1, -2).requires_grad_()
     if "key_padding_mask" in fixture:

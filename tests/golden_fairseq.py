@@ -1,4 +1,4 @@
-"""Fixtures of fairseq: its convolution modules here; whole models wait for the layers above the mixers."""
+"""Fixtures of fairseq: its convolution modules here, whole models in golden_fairseq_models."""
 
 import json
 from collections.abc import Mapping
@@ -11,16 +11,24 @@ from torch import Tensor
 
 from subquad.interop import fairseq
 from subquad.interop.slots import Imported
-from subquad.mixers import Layout
+from subquad.mixers import Layout, Mixer
+from tests.golden_fairseq_models import check_language_model, check_translation
 from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
-
-WHOLE_MODELS = ("model_", "lm_", "train_trace_")
 
 
 def check(fixture: Fixture) -> None:
     name = fixture.path.stem
-    if name.startswith(WHOLE_MODELS):
-        pytest.skip("whole model: needs subquad.models")
+    if name.startswith("train_trace_"):
+        pytest.skip("needs subquad.train")
+    if name.startswith("model_") and name.endswith("_grads"):
+        assert fixture.path.with_name(fixture.path.name.replace("_grads", "")).exists(), "gradients without their model"
+        return  # checked with the model
+    if name.startswith("model_"):
+        check_translation(fixture)
+        return
+    if name.startswith("lm_"):
+        check_language_model(fixture)
+        return
     if not name.startswith("module_") or "cases" not in fixture.meta:
         pytest.fail(f"unknown kind of fixture: {fixture.path}")
     cases = json.loads(fixture.meta["cases"])
@@ -36,8 +44,8 @@ class Case:
         self.name, self.options, self.stored = name, options, stored
         params = {key.removeprefix("param."): value for key, value in stored.items() if key.startswith("param.")}
         self.entry = self.take_input_map(params)
-        self.imported: Imported = fairseq.conv_from(self.options, params)
-        self.mixer: Any = self.imported.mixer.eval()
+        self.imported: Imported[Mixer] = fairseq.conv_from(self.options, params)
+        self.mixer: Any = self.imported.module.eval()
         self.x = self.leaf("x")
         self.query = self.leaf("query")
 

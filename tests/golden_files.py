@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subquad.interop.slots import Imported
 from subquad.mixers import Mixer
+from subquad.models import LanguageModel
 
 FOLDER = Path(os.environ.get("SUBQUAD_GOLDEN") or Path(__file__).parent / "golden")
 OUTPUT_TOLERANCE = 1e-5
@@ -53,19 +54,20 @@ def assert_close(ours: Tensor, golden: Tensor, tolerance: float, what: str) -> N
     assert error <= limit, f"{what}: differs by {error:.2e}, allowed {limit:.2e}"
 
 
-def assert_gradients(imported: Imported, golden: Mapping[str, Tensor], scale: float = 1.0) -> None:
+def assert_gradients(imported: Imported[Any], golden: Mapping[str, Tensor], scale: float = 1.0) -> None:
     """Gradients of our parameters against the original's, by its names; what is unused must have gradient 0 there."""
-    ours = dict(imported.mixer.named_parameters())
+    ours = dict(imported.module.named_parameters())
     for name, expected in golden.items():
         if name not in imported.slots:
             assert expected.abs().max() == 0, f"{name} is not imported, but the original has a gradient for it"
             continue
         slot = imported.slots[name]
         gradient = ours[slot.name].grad
-        gradient = torch.zeros_like(ours[slot.name]) if gradient is None else gradient
-        assert_close(
-            slot.of(gradient).reshape(expected.shape) * scale, expected, GRADIENT_TOLERANCE, f"gradient of {name}"
-        )
+        gradient = slot.of(torch.zeros_like(ours[slot.name]) if gradient is None else gradient)
+        taken, rest = slot.taken(expected), expected.clone()
+        slot.taken(rest).zero_()
+        assert not rest.any(), f"rows of {name} are not imported, but the original has a gradient for them"
+        assert_close(gradient.reshape(taken.shape) * scale, taken, GRADIENT_TOLERANCE, f"gradient of {name}")
 
 
 def is_right_padded(padding: Tensor) -> bool:
@@ -91,3 +93,17 @@ def assert_padded_cells_are_ignored(mixer: Mixer, x: Tensor, padding: Tensor, gr
     other = torch.where(padding[..., None], 100 * torch.randn_like(x), x)
     changed = mixer(other, padding=padding, grid=grid).y
     assert_close(changed[~padding], y[~padding], OUTPUT_TOLERANCE, "valid cells after the padded ones were changed")
+
+
+def assert_stream(model: LanguageModel, tokens: Tensor, padding: Tensor | None, logits: Tensor) -> None:
+    """Reading a language model's tokens in chunks gives the logits of one pass, at valid positions."""
+    there = torch.ones_like(tokens, dtype=torch.bool) if padding is None else ~padding
+    for size in (1, 5):
+        state, parts = model.init_state(tokens.shape[0]), []
+        for start in range(0, tokens.shape[1], size):
+            chunk = slice(start, start + size)
+            part = model(tokens[:, chunk], padding=None if padding is None else padding[:, chunk], state=state)
+            assert part.state is not None
+            state = part.state
+            parts.append(part.logits)
+        assert_close(torch.cat(parts, 1)[there], logits[there], OUTPUT_TOLERANCE, f"logits in chunks of {size}")

@@ -1,9 +1,10 @@
-"""Fixtures of the three Linformer programs: one attention module each."""
+"""Fixtures of the three Linformer programs: one attention module each, and the models around them."""
 
 import pytest
 import torch
 
 from subquad.interop import linformer
+from subquad.nn.positions import build_positions
 from tests.golden_files import (
     GRADIENT_TOLERANCE,
     OUTPUT_TOLERANCE,
@@ -13,17 +14,29 @@ from tests.golden_files import (
     assert_padding_is_ignored,
     is_right_padded,
 )
+from tests.golden_hosts import check_roberta
+from tests.golden_models import check_crybot
 
 
 def check(fixture: Fixture) -> None:
     name = fixture.path.stem
-    if name.startswith("official_roberta_") or "encdec" in name or "enc_only" in name:
-        pytest.skip("whole model: needs subquad.models")
-    if name == "crybot_sinpos":
-        pytest.skip("positions: needs subquad.nn")
-    if not name.startswith(("official_attn_", "crybot_linformer_", "crybot_vanilla_", "lra_linformer_attn")):
+    if "encdec" in name or "enc_only" in name:
+        check_crybot(fixture)
+    elif name == "crybot_sinpos":
+        check_positions(fixture)
+    elif name.startswith("official_roberta_"):
+        check_roberta(fixture)
+    elif name.startswith(("official_attn_", "crybot_linformer_", "crybot_vanilla_", "lra_linformer_attn")):
+        check_attention(fixture)
+    else:
         pytest.fail(f"unknown kind of fixture: {fixture.path}")
-    check_attention(fixture)
+
+
+def check_positions(fixture: Fixture) -> None:
+    for key, golden in fixture.under("out.").items():
+        positions = build_positions("sin-cos", golden.shape[1], golden.shape[0])
+        assert positions is not None
+        assert_close(positions(torch.arange(golden.shape[0])[None])[0], golden, OUTPUT_TOLERANCE, key)
 
 
 def check_attention(fixture: Fixture) -> None:
@@ -38,9 +51,9 @@ def check_attention(fixture: Fixture) -> None:
         if f"in.{mask}" in fixture and not fixture[f"in.{mask}"].all()
     }
     golden = fixture["out.y"].transpose(0, 1) if time_first else fixture["out.y"]
-    y = imported.mixer.eval()(x, context=inputs.get("kv"), **paddings).y
+    y = imported.module.eval()(x, context=inputs.get("kv"), **paddings).y
     if paddings:
-        check_masked(imported.mixer, inputs, paddings, y.detach(), golden)
+        check_masked(imported.module, inputs, paddings, y.detach(), golden)
         return
     assert_close(y, golden, OUTPUT_TOLERANCE, "output")
     if "in.grad_out" in fixture:

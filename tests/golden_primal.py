@@ -1,4 +1,4 @@
-"""Fixtures of the five PrimalAttention programs: one attention module each."""
+"""Fixtures of the five PrimalAttention programs: one attention module each, and the models around them."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from subquad.interop import primal
 from subquad.interop.slots import Imported
-from subquad.mixers import Layout
+from subquad.mixers import Layout, Mixer
 from subquad.mixers.primal import Primal, sample_positions
 from tests.golden_files import (
     GRADIENT_TOLERANCE,
@@ -16,20 +16,29 @@ from tests.golden_files import (
     assert_gradients,
     assert_padding_is_ignored,
 )
+from tests.golden_hosts import check_lra, check_time_series
+from tests.golden_models import check_primal_language_model, check_primal_vision
 
 
 def check(fixture: Fixture) -> None:
     name = fixture.path.stem
-    if name.startswith(("cv_combo", "cv_primalformer", "lra_primal", "nlp_lm", "ts_primal")):
-        pytest.skip("whole model: needs subquad.models")
-    if not name.startswith(("nlp_attn_", "rl_attn_", "cv_attn_", "lra_attn_", "ts_attn_")):
+    if name.startswith(("cv_combo", "cv_primalformer")):
+        check_primal_vision(fixture)
+    elif name.startswith("nlp_lm"):
+        check_primal_language_model(fixture)
+    elif name.startswith("lra_primal"):
+        check_lra(fixture)
+    elif name.startswith("ts_primal"):
+        check_time_series(fixture)
+    elif name.startswith(("nlp_attn_", "rl_attn_", "cv_attn_", "lra_attn_", "ts_attn_")):
+        check_attention(fixture)
+    else:
         pytest.fail(f"unknown kind of fixture: {fixture.path}")
-    check_attention(fixture)
 
 
 def check_attention(fixture: Fixture) -> None:
     imported = primal.mixer_from(fixture.config, fixture.under("weights."))
-    mixer = imported.mixer.eval()
+    mixer = imported.module.eval()
     assert isinstance(mixer, Primal)
     time_first = fixture.config.get("layout") == "T,B,C"
     x, upstream, golden = (
@@ -64,7 +73,7 @@ def check_stream(mixer: Primal, x: Tensor, golden: Tensor) -> None:
 
 
 def check_output(
-    fixture: Fixture, imported: Imported, x: Tensor, upstream: Tensor, golden: Tensor, time_first: bool
+    fixture: Fixture, imported: Imported[Mixer], x: Tensor, upstream: Tensor, golden: Tensor, time_first: bool
 ) -> None:
     """Output, regulariser and the gradients of both.
 
@@ -73,7 +82,7 @@ def check_output(
     """
     valid = fixture["in.mask"].bool() if "in.mask" in fixture else torch.ones(x.shape[:2], dtype=torch.bool)
     x = x.detach().requires_grad_()
-    y, _, aux = imported.mixer(x)
+    y, _, aux = imported.module(x)
     assert_close(y[valid], golden[valid], OUTPUT_TOLERANCE, "output")
     if "out.loss_ksvd_per_sample" in fixture:
         assert_close(aux, fixture["out.loss_ksvd_per_sample"], OUTPUT_TOLERANCE, "regulariser")
@@ -81,7 +90,7 @@ def check_output(
         assert_close(aux.mean().view(1), fixture["out.loss_ksvd"], OUTPUT_TOLERANCE, "regulariser")
 
     for kind, target in (("grad_main", (y * upstream)[valid].sum()), ("grad_ksvd", aux.mean())):
-        imported.mixer.zero_grad()
+        imported.module.zero_grad()
         x.grad = None
         target.backward(retain_graph=True)
         assert x.grad is not None

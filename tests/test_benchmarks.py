@@ -158,7 +158,8 @@ def test_formulations_agree_with_autograd_and_each_other(own, count) -> None:
 @pytest.mark.parametrize("broken", ["y", "gradient"])
 def test_a_wrong_convolution_gets_no_time(operation, broken, monkeypatch) -> None:
     convolutions, measured = load("convolutions"), load("measured")
-    true = convolutions.ours
+    name = "ours" if operation == "lightconv" else "ours_from_logits"
+    true = getattr(convolutions, name)
 
     def wrong(x, taps):
         y = true(x, taps)
@@ -168,7 +169,7 @@ def test_a_wrong_convolution_gets_no_time(operation, broken, monkeypatch) -> Non
             y.register_hook(lambda gradient: gradient * 1.001)
         return y
 
-    monkeypatch.setattr(convolutions, "ours", wrong)
+    monkeypatch.setattr(convolutions, name, wrong)
     case = convolutions.Case(convolutions.QUICK_SIZES, operation, 20, 3)
     layouts = {"unfold": convolutions.Layout(convolutions.unfold)}
     results = list(convolutions.compare("conv-unfold", case, layouts, {}, measured.QUICK))

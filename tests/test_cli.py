@@ -6,11 +6,13 @@ import sys
 import time
 
 import pytest
+import torch
 
 import subquad
 from subquad.cli import output
 from subquad.cli.main import run
 from subquad.mixers import MixerConfig, available, mixer_class
+from subquad.models import PRESETS, build_model, model_from
 
 
 def call(capsys, *words: str) -> tuple[int, str, str]:
@@ -59,9 +61,25 @@ def test_info_lists_every_mechanism(capsys) -> None:
             assert option in line
 
 
-def test_info_json_lists_every_mechanism(capsys) -> None:
+def test_info_json_lists_every_mechanism_and_preset(capsys) -> None:
     _, out, _ = call(capsys, "info", "--json")
-    assert [item["name"] for item in json.loads(out)] == available()
+    listed = json.loads(out)
+    assert [item["name"] for item in listed["mechanisms"]] == available()
+    assert listed["presets"] == list(PRESETS)
+
+
+@pytest.mark.parametrize("name", ["lm_small", "lightconv_iwslt_de_en", "evit_tiny_p16", "pvt_v2_b3", "text_small"])
+def test_info_explains_a_preset(capsys, name) -> None:
+    described = json.loads(call(capsys, "info", name, "--length", "64", "--batch", "2", "--json")[1])
+    with torch.device("meta"):
+        model = build_model(name)
+    assert described["parameters"] == model.parameter_count()
+    assert sum(part["parameters"] for part in described["parts"]) == model.parameter_count()
+    assert model_from(described["config"]).config == model.config
+    code, out, _ = call(capsys, "info", name, "--length", "64", "--batch", "2")
+    assert code == 0
+    assert f"{model.parameter_count():,}" in out
+    assert f"{described['costs']['flops_per_token'] / 1e6:,.1f} M" in out
 
 
 @pytest.mark.parametrize("name", available())
@@ -146,7 +164,7 @@ def test_a_defect_is_one_line_too(capsys, monkeypatch) -> None:
 def test_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m subquad.cli.main info --json | head -c 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("[", "")
+    assert (done.stdout, done.stderr) == ("{", "")
 
 
 def test_plain_table(capsys) -> None:

@@ -248,7 +248,7 @@ def test_conv_block_from_fairseq(kind, glu, softmax, causal):
     }
     state = fairseq_block(kind, glu, dim=6, width=4, heads=2, kernel=5)
     imported = fairseq.conv_block_from(config, state)
-    ours = imported.mixer.state_dict()
+    ours = imported.module.state_dict()
     assert set(state) - set(imported.slots) <= {"conv.conv_bias"}
     for name, slot in imported.slots.items():
         assert torch.equal(slot.of(ours[slot.name]).reshape(state[name].shape), state[name]), name
@@ -262,7 +262,7 @@ def test_conv_block_from_fairseq(kind, glu, softmax, causal):
         taps = F.linear(u, state["conv.weight_linear.weight"]).view(2, 7, 2, 5)
     conv = naive(u, taps.softmax(-1) if softmax else taps, before_of(5, causal))
     torch.testing.assert_close(
-        imported.mixer(x).y, F.linear(conv, state["linear2.weight"], state["linear2.bias"]), atol=1e-4, rtol=1e-5
+        imported.module(x).y, F.linear(conv, state["linear2.weight"], state["linear2.bias"]), atol=1e-4, rtol=1e-5
     )
 
 
@@ -270,7 +270,7 @@ def test_conv_block_uses_biases_that_the_config_names():
     config = {"conv_type": "dynamic", "kernel_size": 3, "heads": 2, "causal": True, "bias": True, "conv_bias": True}
     state = fairseq_block("dynamic", True, dim=4, width=4, heads=2, kernel=3)
     state |= {"conv.conv_bias": torch.arange(4.0).view(1, 1, 4), "conv.weight_linear.bias": torch.randn(6)}
-    mixer = fairseq.conv_block_from(config, state).mixer
+    mixer = fairseq.conv_block_from(config, state).module
     assert torch.equal(mixer.state_dict()["conv_bias"], torch.arange(4.0))
     assert torch.equal(mixer.state_dict()["tap_map.bias"], state["conv.weight_linear.bias"])
 

@@ -1,5 +1,6 @@
-"""What the registry says about a mechanism, as plain data: the source of `subquad info` and of the generated docs."""
+"""What the registries say about a mechanism or a preset, as plain data: for `subquad info` and the generated docs."""
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -26,6 +27,57 @@ def describe(name: str) -> dict[str, Any]:
         "sections": sections,
         "options": [option(key, info) for key, info in mixer.Config.model_fields.items()],
     }
+
+
+def describe_preset(name: str, batch: int, length: int) -> dict[str, Any]:
+    """Architecture, parameters by part, costs at a batch and length, and the resolved config of a preset."""
+    import torch
+
+    from subquad.models import build_model
+    from subquad.models.costs import costs
+
+    with torch.device("meta"):
+        model = build_model(name)
+    config = model.config.model_dump(mode="json")
+    cost = costs(config, batch, length)
+    counts = {part: sum(p.numel() for p in module.parameters()) for part, module in model.parts().items()}
+    parts = [
+        {"name": part, "parameters": counts[part], "architecture": architecture(module)}
+        for part, module in model.parts().items()
+    ]
+    loose = model.parameter_count() - sum(counts.values())
+    if loose:
+        parts.append({"name": "positions, class token", "parameters": loose, "architecture": ""})
+    return {
+        "name": name,
+        "kind": config["kind"],
+        "parameters": model.parameter_count(),
+        "parts": parts,
+        "images": config["kind"] in ("vision", "pyramid"),
+        "batch": batch,
+        "length": length,
+        "costs": {**dataclasses.asdict(cost), "flops_per_token": cost.flops_per_token},
+        "config": config,
+    }
+
+
+def architecture(module: Any) -> str:
+    """One line about a part of a model."""
+    from subquad.nn.embeddings import TokenEmbedding
+    from subquad.nn.stack import Stack
+
+    found = [part for part in module.modules() if isinstance(part, Stack)]
+    if found:
+        config = found[0].config
+        cross = f", cross {config.cross.name}" if config.cross is not None else ""
+        options = ", ".join(f"{key}={value}" for key, value in config.mixer.options.items())
+        mixer = f"{config.mixer.name} ({options})" if options else config.mixer.name
+        size = f"{config.layers} layers, width {config.dim}, {config.heads} heads, hidden {config.hidden}"
+        return f"{size}, {config.norm}-norm, {mixer}{cross}"
+    if isinstance(module, TokenEmbedding):
+        shared = " (shared table)" if module.shared else ""
+        return f"{module.vocab:,} symbols x {module.dim}, {module.config.positions} positions{shared}"
+    return ""
 
 
 def capabilities(mixer: type[Mixer]) -> dict[str, Any]:

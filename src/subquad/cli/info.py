@@ -1,4 +1,4 @@
-"""`subquad info`: what there is, and what one mechanism does."""
+"""`subquad info`: what there is, and what one mechanism or one model does."""
 
 import json
 from typing import Annotated, Any
@@ -9,32 +9,54 @@ from subquad.cli.output import print_table
 
 
 def info(
-    mechanism: Annotated[str | None, typer.Argument(help="Explain this mechanism; without it, list all.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Explain this mechanism or preset of a model; without it, list all.")
+    ] = None,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence, for the costs of a preset.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences or images, for the costs of a preset.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the mechanisms, or explain one: equation, cost, citation, options."""
-    from subquad.cli.describe import describe
+    """List the mechanisms and presets, or explain one.
+
+    A mechanism: equation, cost, citation, options. A preset: its architecture, parameters by part, and estimates of
+    work and memory at a given length and batch.
+    """
+    from subquad.cli.describe import describe, describe_preset
     from subquad.mixers import available
+    from subquad.models import PRESETS
 
-    if mechanism is not None:
-        described = describe(mechanism)
-        print(json.dumps(described, indent=2)) if as_json else _explain(described)
-        return
-    all_described = [describe(name) for name in available()]
-    print(json.dumps(all_described, indent=2)) if as_json else _list(all_described)
+    if name is None:
+        described = {"mechanisms": [describe(one) for one in available()], "presets": list(PRESETS)}
+        print(json.dumps(described, indent=2)) if as_json else _list(described)
+    elif name in PRESETS:
+        preset = describe_preset(name, batch, length)
+        print(json.dumps(preset, indent=2)) if as_json else _explain_preset(preset)
+    elif name in available():
+        mechanism = describe(name)
+        print(json.dumps(mechanism, indent=2)) if as_json else _explain(mechanism)
+    else:
+        raise ValueError(_unknown(name, [*available(), *PRESETS]))
 
 
-def _list(all_described: list[dict[str, Any]]) -> None:
+def _unknown(name: str, known: list[str]) -> str:
+    from subquad.mixers.config import nearest
+
+    return f"no mechanism or preset is called {name!r}{nearest(name, known)} `subquad info` lists them."
+
+
+def _list(described: dict[str, Any]) -> None:
     from subquad.cli.describe import TABLE_HEADERS, table_row
     from subquad.mixers import MixerConfig
 
     common = ", ".join(MixerConfig.model_fields)
     rows = []
-    for described in all_described:
-        own = [option["name"] for option in described["options"] if option["name"] not in MixerConfig.model_fields]
-        rows.append([described["name"], *table_row(described), ", ".join(own)])
+    for mechanism in described["mechanisms"]:
+        own = [option["name"] for option in mechanism["options"] if option["name"] not in MixerConfig.model_fields]
+        rows.append([mechanism["name"], *table_row(mechanism), ", ".join(own)])
     print_table(["mechanism", *TABLE_HEADERS, "options"], rows)
-    print(f"\nEvery mechanism also has the options {common}. `subquad info NAME` explains one.")
+    print(f"\nEvery mechanism also has the options {common}.")
+    print(f"\nPresets of models: {', '.join(described['presets'])}.")
+    print("\n`subquad info NAME` explains a mechanism or a preset.")
 
 
 def _explain(described: dict[str, Any]) -> None:
@@ -54,3 +76,30 @@ def _explain(described: dict[str, Any]) -> None:
         rows.append([option["name"], kind, default_text(option), option["description"]])
     print_table(["option", "type", "default", "meaning"], rows)
     print(f"\nPython: {described['class']}(dim=256, heads=4)")
+
+
+def _explain_preset(described: dict[str, Any]) -> None:
+    print(f"{described['name']}: {described['kind']}\n")
+    print_table(["part", "parameters", "architecture"], described_parts(described), numeric=[1])
+    costs, batch, length = described["costs"], described["batch"], described["length"]
+    size = f"batch {batch}" if described["images"] else f"batch {batch}, {length} tokens"
+    print(f"\nEstimates for {size}, in float32, plain form of the mechanisms:")
+    rows = [
+        ["FLOPs per token, forward", f"{costs['flops_per_token'] / 1e6:,.1f} M"],
+        ["FLOPs of a forward pass", f"{costs['flops'] / 1e9:,.2f} G"],
+        ["training memory", _megabytes(costs["training_bytes"])],
+        ["    of which kept for backward", _megabytes(costs["activation_bytes"])],
+        ["decoding memory", _megabytes(costs["decoding_bytes"])],
+        ["    of which streaming state", _megabytes(costs["state_bytes"])],
+    ]
+    print_table(["cost", "estimate"], rows, numeric=[1])
+    print(f'\nPython: subquad.models.build_model("{described["name"]}")')
+
+
+def described_parts(described: dict[str, Any]) -> list[list[str]]:
+    rows = [[part["name"], f"{part['parameters']:,}", part["architecture"]] for part in described["parts"]]
+    return [*rows, ["in all", f"{described['parameters']:,}", ""]]
+
+
+def _megabytes(count: int | None) -> str:
+    return "does not stream" if count is None else f"{count / 1e6:,.1f} MB"

@@ -60,7 +60,11 @@ def interleaved_seconds(
 
 
 def peak_bytes(work: Work, device: torch.device) -> int:
-    """Most bytes that `work` had allocated at any moment, its result included."""
+    """Most bytes that `work` had allocated at any moment, its result included.
+
+    On the CPU with one thread, since the recorder sees the calling thread only: where a kernel works by tiles, each
+    further thread has one of its own, a few MB.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -70,8 +74,13 @@ def peak_bytes(work: Work, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     if device.type != "cpu":
         raise ValueError(f"peak memory can be measured on cpu and cuda, not on {device.type}")
-    with profile(profile_memory=True) as recorded:
-        work()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with profile(profile_memory=True) as recorded:
+            work()
+    finally:
+        torch.set_num_threads(threads)
     live: dict[int, int] = {}
     total = peak = 0
     for address, size in _allocations(recorded):

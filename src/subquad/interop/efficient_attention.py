@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from subquad.interop.slots import Imported, Slot, fill, linear_slots, stacked_slots
-from subquad.mixers import build
+from subquad.mixers import Mixer, build
 
 _ADAPTIVE = {"default": "norm", "qk": "norm", "no-ln": "linear", "none": "none"}
 _SCHEME = {"default": "redrawn", "fixed": "fixed", "learnable": "learnable"}
@@ -14,7 +14,7 @@ _RA_PROPOSAL = {0: "mean", -1: "softmax"}
 _MATRIX_FREE = ("dpfp", "mlp-fourier", "relu-only", "sigmoid-only")
 
 
-def mixer_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported:
+def mixer_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported[Mixer]:
     """Builds the mixer that computes what the library's module `config["attn_name"]` computes.
 
     config: the module's constructor arguments under their own names. state: its state dict.
@@ -134,7 +134,7 @@ def _adaptive_slots(adaptive: str) -> dict[str, Slot]:
     return slots
 
 
-def _decoder_eva(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported:
+def _decoder_eva(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported[Mixer]:
     arguments, width, bias = config["attn_args"], config["embed_dim"], config.get("bias", True)
     options, slots = _window({"window_size": 4} | dict(arguments))
     adaptive = _ADAPTIVE[arguments["adaptive_proj"]]

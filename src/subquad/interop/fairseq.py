@@ -11,7 +11,7 @@ from subquad.mixers import Mixer, build
 _MECHANISM = {"lightweight": "lightconv", "dynamic": "dynamicconv"}
 
 
-def conv_block_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported:
+def conv_block_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported[Mixer]:
     """The convolution part of a fairseq layer: linear1, conv, linear2.
 
     config: conv_type ("lightweight" | "dynamic"), kernel_size, heads, causal; optional glu (True), weight_softmax
@@ -35,7 +35,7 @@ def conv_block_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> I
     return fill(mixer, state, slots, unused=("conv.conv_bias",))
 
 
-def conv_from(case: Mapping[str, Any], params: Mapping[str, Tensor]) -> Imported:
+def conv_from(case: Mapping[str, Any], params: Mapping[str, Tensor]) -> Imported[Mixer]:
     """A convolution module alone: LightweightConv*, DynamicConv1dTBC or DynamicConv_scripatable.
 
     case: kernel_size, num_heads, input_size, kind ("causal" | "centred"); optional cls, padding_l, weight_softmax

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from subquad.interop.slots import Imported, Slot, fill, linear_slots, stacked_slots
-from subquad.mixers import build
+from subquad.mixers import Mixer, build
 
 
-def mixer_from(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def mixer_from(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     """The mixer that computes what the original module, with its own option names, computes."""
     if "q_proj.weight" in weights:
         return _official(config, weights)
@@ -20,7 +20,7 @@ def mixer_from(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Impo
     raise ValueError(f"these are not the weights of a known Linformer attention: {sorted(weights)}")
 
 
-def _official(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def _official(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     dim, heads = config["embed_dim"], config["num_heads"]
     slots = stacked_slots(["q_proj", "k_proj", "v_proj"], "qkv", dim) | linear_slots("out_proj", "out")
     if "max_seq_len" not in config:  # the original compresses self-attention only
@@ -41,7 +41,7 @@ def _official(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Impor
     return fill(mixer, weights, slots, unused=("compress_k.bias", "compress_v.bias"))
 
 
-def _crybot(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def _crybot(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     dim, heads, width = config["dim"], config["heads"], config["inner_dim"]
     projects = width * heads != dim  # otherwise the original stores an output map and never applies it
     options = {
@@ -68,7 +68,7 @@ def _crybot(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Importe
     return fill(mixer, weights, slots, unused)
 
 
-def _lra(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def _lra(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     dim, heads, width = config["transformer_dim"], config["num_head"], config["head_dim"]
     mixer = build(
         "linformer",

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from subquad.interop.slots import Imported, Slot, fill, linear_slots, stacked_slots
-from subquad.mixers import build
+from subquad.mixers import Mixer, build
 
 
-def mixer_from(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def mixer_from(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     """The mixer that computes what the original module, with its own option names, computes."""
     source = config["source"]
     for program, load in _PROGRAMS.items():
@@ -18,21 +18,21 @@ def mixer_from(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Impo
     raise ValueError(f"{source!r} is not a known PrimalAttention program; known: {', '.join(_PROGRAMS)}")
 
 
-def _nlp(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def language_mixer_from(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     dim, bias = config["embed_dim"], config["bias"]
     mixer = build("primal", dim=dim, heads=config["num_heads"], rank=config["low_rank"], qk_bias=bias, causal=True)
     slots = stacked_slots(["q_proj", "k_proj"], "qk", dim, bias) | linear_slots("out_proj", "out", bias)
     return fill(mixer, weights, slots | _core_slots())
 
 
-def _rl(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def _rl(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     dim = config["dim"]
     mixer = build("primal", dim=dim, heads=config["heads"], rank=config["low_rank"], causal=True)
     slots = stacked_slots(["query_projection", "key_projection"], "qk", dim)
     return fill(mixer, weights, slots | linear_slots("out_projection", "out") | _core_slots())
 
 
-def _cv(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def _cv(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     mixer = build(
         "primal",
         dim=config["dim"],
@@ -47,7 +47,7 @@ def _cv(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
     return fill(mixer, weights, slots | _core_slots(weights=("we", "wr")))
 
 
-def _lra(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def _lra(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     dim, rank, multiple = config["dim"], config["low_rank"], config["rank_multi"]
     mixer = build(
         "primal",
@@ -63,7 +63,7 @@ def _lra(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
     return fill(mixer, weights, slots | _core_slots("attn."))
 
 
-def _time_series(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported:
+def _time_series(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Imported[Mixer]:
     dim = config["dim"]
     mixer = build(
         "primal",
@@ -83,4 +83,4 @@ def _core_slots(inner: str = "", weights: tuple[str, str] = ("We", "Wr")) -> dic
     return core | linear_slots(f"{inner}concate_weight", "join")
 
 
-_PROGRAMS = {"NLP": _nlp, "RL": _rl, "CV": _cv, "LRA": _lra, "TimeSeries": _time_series}
+_PROGRAMS = {"NLP": language_mixer_from, "RL": _rl, "CV": _cv, "LRA": _lra, "TimeSeries": _time_series}

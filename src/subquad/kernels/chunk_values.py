@@ -2,13 +2,16 @@
 
     u_c = sum_{j in c} softmax_j( s (w_c.k_j - |k_j|^2 / 2) ) v_j          s = d^-1/2, per head
 
-One head at a time, so that what lies between keys and result stays in the cache; training keeps the probabilities.
+A head at a time on each thread, so that what lies between keys and result stays in the cache; training keeps the
+probabilities.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from subquad.kernels.parallel import for_each
 
 NEVER = torch.finfo(torch.float32).min
 
@@ -35,7 +38,8 @@ def _forward(qkv: Tensor, w: Tensor, tokens: Tensor | None, trains: bool) -> tup
     u = torch.empty_like(w, memory_format=torch.contiguous_format)
     kept = qkv.new_empty(_kept_shape(qkv, w, trains))
     there = None if tokens is None else tokens.unflatten(1, (chunks, -1))
-    for head in range(qkv.shape[3]):
+
+    def summarise(head: int) -> None:
         k, v = _of_head(qkv, head, chunks)
         logits = (k * (w[:, head, :, None] - k / 2)).sum(-1).mul_(scale)
         if there is not None:
@@ -46,6 +50,8 @@ def _forward(qkv: Tensor, w: Tensor, tokens: Tensor | None, trains: bool) -> tup
         if trains:
             kept[head] = chances
         u[:, head] = (chances[..., None] * v).sum(-2)
+
+    for_each(summarise, range(qkv.shape[3]))
     return u, kept
 
 
@@ -56,13 +62,16 @@ def _backward(grad: Tensor, kept: Tensor, qkv: Tensor, w: Tensor) -> tuple[Tenso
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     d_w = torch.empty_like(w, memory_format=torch.contiguous_format)
     d_qkv[:, :, 0].zero_()
-    for head in range(qkv.shape[3]):
+
+    def differentiate(head: int) -> None:
         k, v = _of_head(qkv, head, chunks)
         chances, g = kept[head], grad[:, head, :, None]
         d_logits = torch._softmax_backward_data((v * g).sum(-1), chances, -1, chances.dtype).mul_(scale)
         d_w[:, head] = (d_logits[..., None] * k).sum(-2)
         d_qkv[:, :, 1, head] = ((w[:, head, :, None] - k) * d_logits[..., None]).flatten(1, 2)
         d_qkv[:, :, 2, head] = (chances[..., None] * g).flatten(1, 2)
+
+    for_each(differentiate, range(qkv.shape[3]))
     return d_qkv, d_w
 
 

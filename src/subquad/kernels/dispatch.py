@@ -47,6 +47,13 @@ def reference_forced() -> bool:
     return os.environ.get(VARIABLE) == "reference"
 
 
+def fuses_on_cpu(x: Tensor) -> bool:
+    """Whether fused operations made of torch's own products serve x: full precision, on the CPU, and not in exports."""
+    if torch.compiler.is_exporting() or x.device.type != "cpu":
+        return False
+    return x.dtype in (torch.float32, torch.float64) and not reference_forced()
+
+
 @torch.compiler.assume_constant_result
 def triton_serves(device: str) -> bool:
     """Whether Triton kernels run for tensors on a kind of device ("cuda", "cpu"), also asked by compiled code."""

@@ -5,8 +5,9 @@ beside them every query may look at far keys, which all windows share:
 
     y_i = sum_j A_ij v_j + sum_c A_ic u_c,   A_i = softmax of [s q_i.k_j + b(i, j), j reachable | s q_i.f_c, c visible]
 
-Work goes by tiles: some windows of one head, whose logits fit the cache. Per tile there is one batched product for the
-logits and one for the values, with far keys set beside those of each window. Training keeps the probabilities.
+Heads are spread over threads. Within one, work goes by tiles: some windows, whose logits fit the cache. Per tile there
+is one batched product for the logits and one for the values, with far keys set beside those of each window. Training
+keeps the probabilities.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from subquad.kernels.parallel import for_each
 
 TILE_ELEMENTS = 2**20
 """Logits of a tile: 4 MiB in float32. Larger tiles leave the cache, smaller ones cost calls."""
@@ -90,9 +93,9 @@ class Tiling:
                 far = min(self.far, (last * shape.window - 1) // shape.chunk) if shape.chunk else self.far
                 yield Tile(slice(row, row + 1), slice(first, last), far)
 
-    def kept(self) -> int:
-        """Room for the probabilities of all tiles. Where tiles see fewer far keys, less is used."""
-        return self.batch * self.heads * self.windows * self.shape.window * (self.shape.keys + self.far)
+    def kept(self) -> tuple[int, int]:
+        """Room for the probabilities of all tiles of each head. Where tiles see fewer far keys, less is used."""
+        return self.heads, self.batch * self.windows * self.shape.window * (self.shape.keys + self.far)
 
     def hide(self, logits: Tensor, tile: Tile, tokens: Tensor | None, far_exists: Tensor | None) -> None:
         """Takes keys that are no tokens, later and unseen ones out of logits (rows, windows, w, keys + far)."""
@@ -194,8 +197,9 @@ def _forward(
     tiling = Tiling(qkv, far_k, shape)
     y = qkv.new_empty(qkv.shape[0], qkv.shape[1], tiling.heads, tiling.width)
     kept = qkv.new_empty(tiling.kept() if trains else 0)
-    done = 0
-    for head in range(tiling.heads):
+
+    def mix(head: int) -> None:
+        done = 0
         q, k, v = _packed(qkv, head, shape)
         q = q * tiling.scale  # not in place: a copy that was not needed is the input itself
         for tile in tiling:
@@ -205,11 +209,13 @@ def _forward(
             if bias is not None:
                 by_row[..., : shape.keys] += bias[min(head, bias.shape[0] - 1)]
             tiling.hide(by_row, tile, tokens, far_exists)
-            chances = kept[done : done + logits.numel()].view_as(logits) if trains else logits
+            chances = kept[head, done : done + logits.numel()].view_as(logits) if trains else logits
             torch.softmax(logits, -1, out=chances)
             done += logits.numel()
             mixed = torch.bmm(chances, _reachable(v, tile, shape, _of_head(far_v, head)))
             _by_window(y[:, :, head], tile, shape).copy_(mixed.view_as(tile_q))
+
+    for_each(mix, range(tiling.heads))
     return y, kept
 
 
@@ -231,10 +237,12 @@ def _backward(
     shape = Shape(window, before, after, causal, chunk)
     tiling = Tiling(qkv, far_k, shape)
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    d_far_k, d_far_v, d_bias = (qkv.new_empty(0) if t is None else torch.zeros_like(t) for t in (far_k, far_v, bias))
+    d_far_k, d_far_v = (qkv.new_empty(0) if t is None else torch.zeros_like(t) for t in (far_k, far_v))
+    d_bias = qkv.new_zeros((0,) if bias is None else (tiling.heads, *bias.shape[1:]))  # heads may share a bias
     inner = slice(before, before + qkv.shape[1])
-    done = 0
-    for head in range(tiling.heads):
+
+    def differentiate(head: int) -> None:
+        done = 0
         q, k, v = _packed(qkv, head, shape)
         d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
         for tile in tiling:
@@ -244,7 +252,7 @@ def _backward(
             tile_k = _reachable(k, tile, shape, _of_head(far_k, head))
             tile_v = _reachable(v, tile, shape, _of_head(far_v, head))
             count = tile_q.shape[0] * window * tile_k.shape[1]
-            chances = kept[done : done + count].view(-1, window, tile_k.shape[1])
+            chances = kept[head, done : done + count].view(-1, window, tile_k.shape[1])
             done += count
             d_chances = torch.bmm(tile_g, tile_v.transpose(1, 2))
             d_logits = torch._softmax_backward_data(d_chances, chances, -1, chances.dtype).mul_(tiling.scale)
@@ -257,11 +265,13 @@ def _backward(
                 d_far_k[tile.rows, head, : tile.far] += tile_d_k[:, :, shape.keys :].sum(1)
                 d_far_v[tile.rows, head, : tile.far] += tile_d_v[:, :, shape.keys :].sum(1)
             if bias is not None:
-                unscaled = d_logits[..., : shape.keys].sum(0).div_(tiling.scale)
-                d_bias[min(head, bias.shape[0] - 1)] += unscaled
+                d_bias[head] += d_logits[..., : shape.keys].sum(0).div_(tiling.scale)
         d_qkv[:, :, 1, head].copy_(d_k[:, inner])
         d_qkv[:, :, 2, head].copy_(d_v[:, inner])
-    return d_qkv, d_far_k, d_far_v, d_bias
+
+    for_each(differentiate, range(tiling.heads))
+    shared = bias is not None and bias.shape[0] < tiling.heads
+    return d_qkv, d_far_k, d_far_v, d_bias.sum(0, keepdim=True) if shared else d_bias
 
 
 @_forward.register_fake

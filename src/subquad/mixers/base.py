@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +63,8 @@ class Mixer(nn.Module):
     def __init__(self, config: MixerConfig | None = None, /, **options: Any) -> None:
         super().__init__()
         self.config = config if config is not None else self.Config.parse(self.name, options)
-        if self.config.causal and not self.capabilities.causal:
-            raise ValueError(
-                f"{self.name} cannot be causal: every output depends on the whole sequence. {_who('causal')}"
-            )
+        if self.config.causal:
+            refuse(self.name, "causal")
 
     # ------------------------------------------------------------------ what a mechanism writes
 
@@ -291,6 +289,15 @@ def mixer_class(name: str) -> type[Mixer]:
 def build(name: str, **options: Any) -> Mixer:
     """Builds a mixer: `build("eva", dim=512, heads=8, window=64)`. See `subquad info NAME` for its options."""
     return mixer_class(name)(**options)
+
+
+def refuse(name: str, place: Literal["causal", "cross"]) -> None:
+    """Raises ValueError if the mechanism cannot stand there, whatever its options."""
+    has = mixer_class(name).capabilities
+    if place == "causal" and not has.causal:
+        raise ValueError(f"{name} cannot be causal: every output depends on the whole sequence. {_who('causal')}")
+    if place == "cross" and not has.cross:
+        raise ValueError(f"{name} cannot read a context: it has no cross-attention form. {_who('cross')}")
 
 
 def _who(ability: str) -> str:

@@ -1,8 +1,8 @@
-"""Options of a mixer: typed, frozen, and refused by name when they are wrong."""
+"""Options: typed, frozen, and refused by name when they are wrong."""
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,32 +13,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-class MixerConfig(BaseModel):
-    """Options that every mechanism has. A mechanism adds its own in a subclass beside its module."""
+class Options(BaseModel):
+    """Base of every config class. `parse` builds one, and turns every mistake into one line for the user."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    dim: int = Field(ge=1, description="model width C; inputs and outputs are (batch, time, C)")
-    heads: int = Field(8, ge=1, description="number of heads, each C / heads wide")
-    causal: bool = Field(False, description="position t sees only positions up to t")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the output")
-
     @classmethod
-    def parse(cls, mechanism: str, options: Mapping[str, Any]) -> Self:
-        """Builds the config; every mistake becomes one ValueError that names the mechanism and the option."""
+    def parse(cls, owner: str, options: Mapping[str, Any]) -> Self:
+        """Builds the config; mistakes become one ValueError that names `owner` and the option."""
         for key in options:
             if key not in cls.model_fields:
-                known = ", ".join(cls.model_fields)
-                raise ValueError(f"{mechanism} has no option {key!r}{nearest(key, cls.model_fields)} Options: {known}.")
+                raise ValueError(unknown_option(owner, key, cls))
         try:
             return cls(**options)
         except ValidationError as error:
-            problems = []
-            for item in error.errors():
-                place = ".".join(str(part) for part in item["loc"])
-                message = item["msg"].removeprefix("Value error, ")
-                problems.append(f"{place}: {message} (got {item['input']!r})" if place else message)
-            raise ValueError(f"{mechanism}: " + "; ".join(problems)) from None
+            raise ValueError(f"{owner}: " + "; ".join(_problem(cls, item) for item in error.errors())) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -47,6 +36,43 @@ class MixerConfig(BaseModel):
 
     def check(self) -> None:
         """Raises ValueError for options that do not go together; subclasses extend it."""
+
+
+def unknown_option(owner: str, key: str, options: type[BaseModel]) -> str:
+    known = options.model_fields
+    return f"{owner} has no option {key!r}{nearest(key, known)} Options: {', '.join(known)}."
+
+
+def _problem(options: type[BaseModel], item: Any) -> str:
+    """One of pydantic's findings, in our words."""
+    place = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        *path, key = item["loc"]
+        return unknown_option(".".join(map(str, path)), str(key), _model_at(options, path))
+    message = item["msg"].removeprefix("Value error, ")
+    if not place:
+        return message
+    return f"{place}: {message}" if item["type"] == "value_error" else f"{place}: {message} (got {item['input']!r})"
+
+
+def _model_at(options: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
+    """The config class of the field that `path` leads to."""
+    for name in path:
+        annotation = options.model_fields[name].annotation if name in options.model_fields else None
+        inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
+        options = next((part for part in inner if issubclass(part, BaseModel)), options)
+    return options
+
+
+class MixerConfig(Options):
+    """Options that every mechanism has. A mechanism adds its own in a subclass beside its module."""
+
+    dim: int = Field(ge=1, description="model width C; inputs and outputs are (batch, time, C)")
+    heads: int = Field(8, ge=1, description="number of heads, each C / heads wide")
+    causal: bool = Field(False, description="position t sees only positions up to t")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the output")
+
+    def check(self) -> None:
         self.check_heads(self.dim)
 
     def check_heads(self, channels: int) -> None:

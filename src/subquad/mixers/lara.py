@@ -16,12 +16,14 @@ Citation: Zheng, Wang, Kong, "Linear complexity randomized self-attention mechan
 """
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.kernels.dispatch import fuses_on_cpu
+from subquad.kernels.landmark_attention import LEAST_WEIGHT, Focus, landmark_attention
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer, HeadMap, init_small, kernel_logits
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
@@ -54,6 +56,19 @@ class LARAConfig(AttentionConfig):
             raise ValueError("pool_map='dense' belongs to proposal='pool'")
 
 
+class Sampling(NamedTuple):
+    """The part of the estimate that only landmarks decide."""
+
+    omega: Tensor
+    """(batch, heads, samples, d)."""
+    for_queries: Tensor
+    """What queries are multiplied with, likewise."""
+    shared: Tensor
+    """-log p_c: (batch, heads, samples, 1)."""
+    focus: Focus | None
+    """Of the opt weights."""
+
+
 @register("lara")
 class LARA(AttentionMixer):
     Config = LARAConfig
@@ -80,51 +95,63 @@ class LARA(AttentionMixer):
         return self.config.proposal != "adaptive"
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        q, k, v = self.project(x)
-        q_bar, k_bar, exists = self._landmarks(q, k, v, layout)
+        flat = self.qkv(x)
+        q_bar, k_bar, exists = self._landmarks(x, flat, layout)
         with full_precision(x):
-            q32, k32, q_bar, k_bar = (at_least_float32(part) for part in (q, k, q_bar, k_bar))
-            y = self._estimate(q32, k32, v, q_bar, k_bar, layout.valid, exists)
-        return self.merge(y.to(v.dtype)), None
+            sampling = self._sampling(at_least_float32(q_bar), at_least_float32(k_bar), exists)
+            if fuses_on_cpu(flat):
+                by_head = flat.unflatten(-1, (3, self.config.heads, -1))
+                w = sampling.omega, sampling.for_queries
+                y = landmark_attention(by_head, *w, sampling.shared, sampling.focus, layout.valid)
+            else:
+                y = self._estimate(*self.split_heads(flat), sampling, layout.valid)
+        return self.finish(y.to(flat.dtype)), None
 
     # ------------------------------------------------------------------ landmarks
 
-    def _landmarks(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None]:
-        """q~, k~: (batch, heads, c, d), and which of them exist in each row: (batch, c) bool, or None for all."""
+    def _landmarks(self, x: Tensor, flat: Tensor, layout: Layout) -> tuple[Tensor, Tensor, Tensor | None]:
+        """q~, k~: (batch, heads, c, d), and which of them exist in each row: (batch, c) bool, or None for all.
+
+        Means of queries are queries of mean tokens, which are fewer. flat: projections (batch, time, 3 C).
+        """
         config = self.config
-        if layout.grid is not None:
-            member = grid_cells(layout.grid, math.isqrt(config.landmarks), q.device)
-        elif q.shape[2] <= config.landmarks:
-            member = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)[None]
-        else:
-            lengths = (
-                layout.lengths(q[:, 0]) if layout.valid is not None else torch.tensor([q.shape[2]], device=q.device)
-            )
-            member = segments(lengths, q.shape[2], config.landmarks)
-        if layout.valid is not None:
-            member = member & layout.valid[:, None, :]
+        member = self._members(x, layout)
         exists = member.any(-1) if layout.valid is not None else None
         if config.proposal == "adaptive":
             assert self.q_map is not None
             assert self.k_map is not None
-            return self._means(member, self.q_map(q)), self._means(member, self.k_map(k)), exists
-        q_bar, k_bar = self._means(member, q), self._means(member, k)
+            q, k, _ = self.split_heads(flat)
+            mapped = torch.stack([self.q_map(q), self.k_map(k)], 1)
+            q_bar, k_bar = means(member[:, None, None], mapped).unbind(1)
+            return q_bar, k_bar, exists
+        even = layout == Layout() and x.shape[1] % config.landmarks == 0 and not torch.compiler.is_compiling()
+        centre = x.unflatten(1, (config.landmarks, -1)).mean(2) if even else means(member, x)
+        q_bar, k_bar, v_bar = (self._only(exists, part) for part in self.project(centre))
         if layout.grid is None:
             return q_bar, k_bar, exists
         if config.proposal == "pool":
             q_bar, k_bar = self._map_pooled(self.q_map, q_bar), self._map_pooled(self.k_map, k_bar)
         if config.mixing != "none":
-            bias = None
-            if config.mixing == "values":
-                bias = (self._means(member, v).norm(dim=-1) + 1e-4).log().unsqueeze(-2)
+            bias = (v_bar.norm(dim=-1) + 1e-4).log().unsqueeze(-2) if config.mixing == "values" else None
             k_bar = self._mix_keys(k_bar, bias, exists)
         return q_bar, k_bar, exists
 
-    def _means(self, member: Tensor, x: Tensor) -> Tensor:
-        """Means of head vectors (batch, heads, N, d) over the members (batch or 1, c, N) of each landmark."""
-        share = member.to(x.dtype) / member.sum(-1, keepdim=True).clamp(min=1)
-        flat = x.transpose(1, 2).flatten(2)  # heads side by side: one product for all of them
-        return (share @ flat).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
+    def _members(self, x: Tensor, layout: Layout) -> Tensor:
+        """Which tokens each landmark stands for: (batch or 1, c, N) bool."""
+        time, count = x.shape[1], self.config.landmarks
+        if layout.grid is not None:
+            member = grid_cells(layout.grid, math.isqrt(count), x.device)
+        elif time <= count:
+            member = torch.eye(time, dtype=torch.bool, device=x.device)[None]
+        else:
+            lengths = layout.lengths(x) if layout.valid is not None else torch.tensor([time], device=x.device)
+            member = segments(lengths, time, count)
+        return member if layout.valid is None else member & layout.valid[:, None, :]
+
+    @staticmethod
+    def _only(exists: Tensor | None, landmarks: Tensor) -> Tensor:
+        """Zeros for landmarks (batch, heads, c, d) that stand for nothing, where projections have their biases."""
+        return landmarks if exists is None else landmarks.masked_fill(~exists[:, None, :, None], 0)
 
     def _map_pooled(self, linear_norm: HeadMap | None, pooled: Tensor) -> Tensor:
         assert linear_norm is not None
@@ -154,68 +181,59 @@ class LARA(AttentionMixer):
         z = noise.normal(mu.shape, mu)
         return twice + torch.cat([z, -z], 2), 2
 
-    def _estimate(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        q_bar: Tensor,
-        k_bar: Tensor,
-        valid: Tensor | None,
-        exists: Tensor | None,
-    ) -> Tensor:
-        """y (batch, heads, N, d) from queries, keys, values and landmarks."""
+    def _sampling(self, q_bar: Tensor, k_bar: Tensor, exists: Tensor | None) -> Sampling:
+        """What landmarks (batch, heads, c, d) say about the estimate, before any key or query is seen."""
         mu = q_bar + k_bar
         omega, times = self._samples(mu)
-        log_k = self._hide(kernel_logits(omega, k, self.scale), valid)
-        mass = log_k.logsumexp(-1, keepdim=True)
-        values = (log_k - mass).exp().to(v.dtype) @ v
-        # phi(omega_c, q_i) without its |q_i|^2 term, which is the same for all c
-        if self.config.weights == "opt":
-            specific, shared = self._optimal(q, q_bar, omega, mu, times, valid, exists)
-            shared = shared + mass
-        else:
-            shared = mass - self._hide(kernel_logits(omega, mu, self.scale), exists).logsumexp(-1, keepdim=True)
-            specific = None
-            if self.config.weights == "biased":
-                omega = omega + mu.repeat(1, 1, times, 1)
-        if exists is not None:
-            shared = shared.masked_fill(~exists.repeat(1, times)[:, None, :, None], NEVER)
-        log_weight = q @ (self.scale * omega).transpose(-1, -2) + shared.transpose(-1, -2)
-        if specific is not None:
-            log_weight = log_weight + specific
-        return log_weight.softmax(-1).to(v.dtype) @ values
-
-    def _optimal(
-        self,
-        q: Tensor,
-        q_bar: Tensor,
-        omega: Tensor,
-        mu: Tensor,
-        times: int,
-        valid: Tensor | None,
-        exists: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """log alpha_ci (batch, heads, N, samples) and -log p_c (batch, heads, samples, 1) of the opt weights."""
         if times > 1:
             q_bar, mu = q_bar.repeat(1, 1, times, 1), mu.repeat(1, 1, times, 1)
             exists = exists.repeat(1, times) if exists is not None else None
         density = kernel_logits(omega, mu, self.scale)
-        own = density.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        balance = (own - self._hide(density, exists).logsumexp(-1, keepdim=True)).exp()
-        focus = self._hide((self.scale * q_bar) @ q.transpose(-1, -2), valid).softmax(-1)
-        if exists is None:
-            average = focus.mean(-2, keepdim=True)
-        else:
-            there = exists[:, None, :, None].to(focus.dtype)
-            average = there.transpose(-1, -2) @ focus / there.sum(-2, keepdim=True)
-        alpha = torch.addcmul(balance, focus - average, torch.full_like(own, self.config.alpha))
-        return alpha.clamp(min=1e-8).log().transpose(-1, -2), -own
+        total = self._hide(density, exists).logsumexp(-1, keepdim=True)
+        shared, for_queries, focus = -total, omega, None
+        if self.config.weights == "biased":
+            for_queries = omega + mu
+        if self.config.weights == "opt":
+            own = density.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+            shared = -own
+            if exists is None:
+                share = own.new_full((1, own.shape[2]), 1 / own.shape[2])
+            else:
+                share = exists.to(own.dtype) / exists.sum(-1, keepdim=True)
+            focus = Focus(q_bar, (own - total).exp(), share, self.config.alpha)
+        if exists is not None:
+            shared = shared.masked_fill(~exists[:, None, :, None], NEVER)
+        return Sampling(omega, for_queries, shared, focus)
+
+    def _estimate(self, q: Tensor, k: Tensor, v: Tensor, sampling: Sampling, valid: Tensor | None) -> Tensor:
+        """y (batch, N, heads, d) from queries, keys and values (batch, heads, N, d)."""
+        q, k = at_least_float32(q), at_least_float32(k)
+        log_k = self._hide(kernel_logits(sampling.omega, k, self.scale), valid)
+        mass = log_k.logsumexp(-1, keepdim=True)
+        values = (log_k - mass).exp().to(v.dtype) @ v
+        # phi(omega_c, q_i) without its |q_i|^2 term, which is the same for all c
+        log_weight = q @ (self.scale * sampling.for_queries).transpose(-1, -2)
+        log_weight = log_weight + (sampling.shared + mass).transpose(-1, -2)
+        if sampling.focus is not None:
+            log_weight = log_weight + self._log_alpha(q, sampling.focus, valid)
+        return (log_weight.softmax(-1).to(v.dtype) @ values).transpose(1, 2)
+
+    def _log_alpha(self, q: Tensor, focus: Focus, valid: Tensor | None) -> Tensor:
+        """log alpha_ci (batch, heads, N, samples) of the opt weights."""
+        t = self._hide((self.scale * focus.directions) @ q.transpose(-1, -2), valid).softmax(-1)
+        specific = t - focus.share[:, None, None, :] @ t
+        alpha = torch.addcmul(focus.balance, specific, torch.full_like(focus.balance, focus.alpha))
+        return alpha.clamp(min=LEAST_WEIGHT).log().transpose(-1, -2)
 
     @staticmethod
     def _hide(logits: Tensor, kept: Tensor | None) -> Tensor:
         """Logits (batch, heads, c, n) with entries that are not kept (batch, n) out of the way."""
         return logits if kept is None else logits.masked_fill(~kept[:, None, None, :], NEVER)
+
+
+def means(member: Tensor, x: Tensor) -> Tensor:
+    """Means of vectors (..., N, d) over the members (..., c, N) of each landmark: (..., c, d)."""
+    return member.to(x.dtype) / member.sum(-1, keepdim=True).clamp(min=1) @ x
 
 
 def segments(lengths: Tensor, time: int, count: int) -> Tensor:

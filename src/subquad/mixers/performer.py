@@ -26,11 +26,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.kernels.dispatch import fuses_on_cpu
+from subquad.kernels.feature_attention import feature_attention, feature_scores
 from subquad.kernels.scan import NO_LEVEL, causal_sums_for
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
-from subquad.mixers.features import FEATURE_MAPS, Features, Projection, Reference, Scheme
+from subquad.mixers.features import FEATURE_MAPS, Features, PositiveExponential, Projection, Reference, Scheme
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.state import CrossState, State, fresh_lengths
 
@@ -126,12 +128,24 @@ class Performer(AttentionMixer):
         if self.config.causal:
             fresh = self.new_state(x.shape[0], x.device, x.dtype)
             return self._advance(x, lengths, fresh, matrix)[0], None
-        q, k, v = (at_least_float32(t) for t in self.project(x))
+        flat = self.qkv(x)
+        if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine and fuses_on_cpu(flat):
+            assert matrix is not None
+            return self.finish(self._fused(flat, matrix, layout.valid)), None
+        q, k, v = (at_least_float32(t) for t in self.split_heads(flat))
         with full_precision(x):
             turn = self._turn(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
             sums = self._summed(k, v, matrix, layout.valid, turn)
             y = self._read(q, matrix, lambda level: _largest(_only(level, layout.valid)), sums, turn)
         return self.merge(y), None
+
+    def _fused(self, flat: Tensor, matrix: Tensor, valid: Tensor | None) -> Tensor:
+        """`_summed` and `_read` for favorp, of projections (batch, time, 3 C): (batch, time, heads, d)."""
+        qkv, matrix = flat.unflatten(-1, (3, self.config.heads, -1)), matrix.to(flat.dtype)
+        scores = feature_scores(qkv, matrix)
+        query_level, key_level = noise.constant(scores.level).unbind(0)
+        level = torch.stack([query_level, _largest(_only(key_level, valid)).expand_as(query_level)])
+        return feature_attention(qkv, matrix, scores, level, valid, self.feature_map.floor, SMALLEST_NORMALISER)
 
     # ------------------------------------------------------------------ cross-attention
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -30,6 +29,8 @@ from subquad.mixers.base import Capabilities, Mixer, at_least_float32, full_prec
 from subquad.mixers.config import MixerConfig
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.state import State, fresh_lengths
+
+SMALLEST_NORM = 1e-12
 
 
 class PrimalConfig(MixerConfig):
@@ -117,44 +118,44 @@ class Primal(Mixer):
 
     def step(self, x: Tensor, new: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
         absent = right_padded(new, x.shape[1]).logical_not()[:, None, :, None]
-        q, k = (part.masked_fill(absent, 0) for part in self._project(x))
+        qk = self._project(x).masked_fill(absent, 0)
         with full_precision(x):
-            q, k = state.q[:, :, None] + q.cumsum(2), state.k[:, :, None] + k.cumsum(2)
-            scores = _project_on(q, k, at_least_float32(self.we), at_least_float32(self.wr))
-        return self._merge(scores), PrimalState(state.lengths + new, q[:, :, -1], k[:, :, -1])
+            qk = torch.cat([state.q, state.k], 1)[:, :, None] + qk.cumsum(2)
+            scores = _project_on(qk, at_least_float32(self.we), at_least_float32(self.wr))
+        return self._merge(scores), PrimalState(state.lengths + new, *qk[:, :, -1].chunk(2, 1))
 
     def scores(self, x: Tensor, layout: Layout) -> Scores:
         """The projection scores e, r of every token of x (batch, time, C)."""
-        q, k = self._project(x)
+        qk = self._project(x)
         with full_precision(x):
             we, wr = at_least_float32(self.we), at_least_float32(self.wr)
             if self.config.causal:
-                return _project_on(q.cumsum(2), k.cumsum(2), we, wr)
+                return _project_on(qk.cumsum(2), we, wr)
             positions = sample_positions(layout.lengths(x), self.config.samples)
             sampled = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
             tokens = at_least_float32(sampled).unflatten(-1, (self.config.heads, -1)).permute(0, 2, 3, 1)
-            return _project_on(q, k, tokens @ we, tokens @ wr)
+            return _project_on(qk, tokens @ we, tokens @ wr)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """q, k, each (batch, heads, time, d), in float32 at least."""
-        q, k = at_least_float32(self.qk(x)).unflatten(-1, (2, self.config.heads, -1)).unbind(2)
-        return q.transpose(1, 2), k.transpose(1, 2)
+    def _project(self, x: Tensor) -> Tensor:
+        """q of all heads, then k of all heads: (batch, 2 heads, time, d), in float32 at least."""
+        return at_least_float32(self.qk(x)).unflatten(-1, (2 * self.config.heads, -1)).transpose(1, 2)
 
     def _merge(self, scores: Scores) -> Tensor:
         """(batch, time, C): scores joined per head, heads side by side, output projection, dropout."""
-        heads = self.join(torch.cat((scores.e, scores.r), -1).to(self.join.weight.dtype))
-        return self.drop(self.out(heads.transpose(1, 2).flatten(2)))
+        both = torch.cat((scores.e.transpose(1, 2), scores.r.transpose(1, 2)), -1)
+        return self.drop(self.out(self.join(both.to(self.join.weight.dtype)).flatten(2)))
 
     def _regulariser(self, scores: Scores, layout: Layout) -> Tensor:
         """J^2 of every sample, (batch,), means running over each row's own tokens."""
         heads, batch = self.config.heads, scores.e.shape[0]
         with full_precision(scores.e):
-            lam = at_least_float32(self.lam)[:, None]
-            energy = ((lam * scores.e).square() + (lam * scores.r).square()).sum((1, 3))
+            squares = scores.e.square() + scores.r.square()
             if layout.valid is None:
-                energy = energy.mean(1)
+                squares = squares.mean(2)
             else:
-                energy = energy.masked_fill(layout.valid.logical_not(), 0).sum(1) / layout.valid.sum(1)
+                absent = layout.valid.logical_not()[:, None, :, None]
+                squares = squares.masked_fill(absent, 0).sum(2) / layout.valid.sum(1)[:, None, None]
+            energy = (at_least_float32(self.lam).square() * squares).sum((1, 2))
             if self.config.trace == "weights":
                 trace = (at_least_float32(self.we) * at_least_float32(self.wr)).sum()
             else:
@@ -165,8 +166,12 @@ class Primal(Mixer):
             return balance.square()
 
 
-def _project_on(q: Tensor, k: Tensor, we: Tensor, wr: Tensor) -> Scores:
-    return Scores(F.normalize(q, dim=-1) @ we, F.normalize(k, dim=-1) @ wr, we, wr)
+def _project_on(qk: Tensor, we: Tensor, wr: Tensor) -> Scores:
+    """Scores of [q ; k] (batch, 2 heads, time, d)."""
+    # phi after the product: what is divided is s wide instead of d, and squares have a cheaper gradient than norms
+    inverse = qk.square().sum(-1, keepdim=True).clamp(min=SMALLEST_NORM**2).rsqrt()
+    e, r = ((qk @ torch.cat([we, wr], -3)) * inverse).chunk(2, 1)
+    return Scores(e, r, we, wr)
 
 
 def sample_positions(lengths: Tensor, count: int) -> Tensor:

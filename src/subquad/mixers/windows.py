@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.kernels.dispatch import reference_forced
+from subquad.kernels.dispatch import fuses_on_cpu
 from subquad.kernels.window_attention import Shape, window_attention
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import at_least_float32
@@ -249,10 +249,8 @@ class WindowMixer(AttentionMixer):
         return q, k, v, partition(tokens, size, self.reach, counts).squeeze(-1)
 
     def fuses(self, qkv: Tensor, layout: Layout) -> bool:
-        """Whether the fused kernels can do this: sequences, in full precision, on the CPU. Exports do without them."""
-        if layout.grid is not None or torch.compiler.is_exporting():
-            return False
-        return qkv.dtype in (torch.float32, torch.float64) and qkv.device.type == "cpu" and not reference_forced()
+        """Whether the fused kernels can do this: sequences, where they serve at all."""
+        return layout.grid is None and fuses_on_cpu(qkv)
 
     def fused(
         self,

@@ -1,0 +1,33 @@
+"""Whole models, each built from one config: `build_model("transformer_iwslt_de_en", source_vocab=..., ...)`."""
+
+from subquad.models.base import MODELS, Model, ModelConfig, Output, model_from
+from subquad.models.classifier import TextClassifier, TextClassifierConfig
+from subquad.models.language import LanguageModel, LanguageModelConfig
+from subquad.models.presets import PRESETS, build_model, preset
+from subquad.models.pyramid import Pyramid, PyramidConfig
+from subquad.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from subquad.models.storage import load_model, save_model
+from subquad.models.vision import VisionConfig, VisionTransformer
+
+__all__ = [
+    "MODELS",
+    "PRESETS",
+    "LanguageModel",
+    "LanguageModelConfig",
+    "Model",
+    "ModelConfig",
+    "Output",
+    "Pyramid",
+    "PyramidConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "TextClassifier",
+    "TextClassifierConfig",
+    "VisionConfig",
+    "VisionTransformer",
+    "build_model",
+    "load_model",
+    "model_from",
+    "preset",
+    "save_model",
+]

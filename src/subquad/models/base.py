@@ -1,0 +1,131 @@
+"""What all models share: a config that rebuilds them, a registry of kinds, counts, and how weights begin."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+import torch
+from pydantic import model_validator
+from torch import Tensor, nn
+
+from subquad.mixers import Mixer
+from subquad.mixers.attention import init_small, init_xavier
+from subquad.mixers.config import Options, nearest
+from subquad.mixers.softmax import Softmax
+from subquad.nn.stack import StackConfig, StackState
+
+
+class Output(NamedTuple):
+    """logits: (batch, time, vocab) or (batch, classes); state: for the next call, when streaming; aux: the mixers'
+    regulariser (batch,), the mean over the layers that have one, or None."""
+
+    logits: Tensor
+    state: StackState | None = None
+    aux: Tensor | None = None
+
+
+class ModelConfig(Options):
+    """Base of all model configs. `kind` names the class of model; `stacks` its parts that take the model's width."""
+
+    kind: str
+    stacks: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Names of the fields that hold a stack, with what the model decides about each."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: Any) -> Any:
+        """Stacks take the model's width and what else it decides; what they say themselves must agree."""
+        if not isinstance(given, Mapping):
+            return given
+        given = dict(given)
+        for name, decided in cls.stacks.items():
+            stack = given.get(name, {})
+            stack = stack.model_dump(exclude_unset=True) if isinstance(stack, StackConfig) else stack
+            if not isinstance(stack, Mapping):
+                continue  # pydantic says what is wrong with it
+            fixed = {**decided, **cls.decide(given)}
+            for option, value in fixed.items():
+                if stack.get(option, value) != value:
+                    raise ValueError(f"{name}.{option} is {stack[option]!r}; this kind of model needs {value!r}")
+            given[name] = {**stack, **fixed}
+        return given
+
+    @classmethod
+    def decide(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What every stack takes from the model's own options."""
+        return {"dim": given.get("dim", cls.model_fields["dim"].default)}
+
+
+class Model(nn.Module):
+    """Base of all models. A model is its config and its weights, nothing else."""
+
+    Config: ClassVar[type[ModelConfig]]
+    config: Any
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> Self:
+        return cls(cls.Config.parse(f"model {cls.Config.model_fields['kind'].default}", options))
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The parts whose parameters `subquad info` counts, by name."""
+        return dict(self.named_children())
+
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+# ---------------------------------------------------------------------- registry
+
+MODELS: dict[str, type[Model]] = {}
+ModelType = TypeVar("ModelType", bound=type[Model])
+
+
+def register_model(model: ModelType) -> ModelType:
+    """Class decorator: makes a model known under the kind of its config."""
+    MODELS[model.Config.model_fields["kind"].default] = model
+    return model
+
+
+def model_from(options: Mapping[str, Any]) -> Model:
+    """The model of a resolved config: `options["kind"]` says which."""
+    kind = options.get("kind")
+    if kind not in MODELS:
+        near = nearest(str(kind), MODELS) if kind is not None else ""
+        raise ValueError(f"a model's kind must be one of {', '.join(MODELS)}; got {kind!r}{near}")
+    return MODELS[kind].from_options(options)
+
+
+# ---------------------------------------------------------------------- how weights begin
+
+
+def outside_mixers(module: nn.Module) -> Iterator[nn.Module]:
+    """Modules that do not belong to a mixer: mixers begin as their originals do."""
+    yield module
+    for child in module.children():
+        if not isinstance(child, Mixer):
+            yield from outside_mixers(child)
+
+
+def init_as_vision(model: nn.Module) -> None:
+    """Linear maps: truncated normal of deviation 0.02, biases 0."""
+    for module in outside_mixers(model):
+        init_small(module)
+
+
+def init_as_fairseq(model: nn.Module) -> None:
+    """Softmax attention: q, k, v Xavier-uniform with gain 1/sqrt(2), the output map with gain 1."""
+    for mixer in model.modules():
+        if isinstance(mixer, Softmax):
+            for part in mixer.qkv.weight.split(mixer.inner):
+                nn.init.xavier_uniform_(part, gain=2**-0.5)
+            if isinstance(mixer.out, nn.Linear):
+                init_xavier(mixer.out)
+
+
+def mean_aux(*parts: Tensor | None) -> Tensor | None:
+    """The mean of regularisers (layers, batch) over all layers that have one: (batch,)."""
+    present = [part for part in parts if part is not None]
+    return torch.cat(present).mean(0) if present else None

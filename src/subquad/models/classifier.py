@@ -1,0 +1,61 @@
+"""Encoder-only classifier of text: embedding, stack, one vector for the sequence, classes."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
+from subquad.nn.block import Surroundings
+from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
+from subquad.nn.stack import Stack, StackConfig
+
+
+class TextClassifierConfig(ModelConfig):
+    kind: Literal["text-classifier"] = "text-classifier"
+    vocab: int = Field(ge=1, description="number of symbols")
+    classes: int = Field(ge=1, description="number of classes")
+    dim: int = Field(512, ge=1, description="width of the model")
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
+    encoder: StackConfig = Field(description="the stack")
+    pooling: Literal["mean", "first"] = Field("mean", description="the sequence's vector: mean of its tokens, or first")
+    head_hidden: int | None = Field(None, ge=1, description="width of a hidden layer before the classes")
+
+    stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
+
+
+@register_model
+class TextClassifier(Model):
+    """tokens (batch, time) -> logits (batch, classes)."""
+
+    Config = TextClassifierConfig
+    config: TextClassifierConfig
+
+    def __init__(self, config: TextClassifierConfig) -> None:
+        super().__init__(config)
+        self.embedding = TokenEmbedding(config.vocab, config.dim, config.embedding)
+        self.encoder = Stack(config.encoder)
+        self.head = _class_head(config.dim, config.head_hidden, config.classes)
+        init_as_fairseq(self)
+
+    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> Output:
+        """padding: (batch, time) bool, True = ignore; None: every token counts."""
+        x, _, aux = self.encoder(self.embedding(tokens, padding), Surroundings(padding))
+        return Output(self.head(self._pooled(x, padding)), None, mean_aux(aux))
+
+    def _pooled(self, x: Tensor, padding: Tensor | None) -> Tensor:
+        if self.config.pooling == "first":
+            if padding is None:
+                return x[:, 0]
+            first = padding.int().argmin(1)  # of the tokens; a row without any gives its first position
+            return x.gather(1, first[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
+        if padding is None:
+            return x.mean(1)
+        valid = padding.logical_not()[..., None]
+        return (x * valid).sum(1) / valid.sum(1).clamp(min=1)
+
+
+def _class_head(dim: int, hidden: int | None, classes: int) -> nn.Module:
+    if hidden is None:
+        return nn.Linear(dim, classes)
+    return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes))

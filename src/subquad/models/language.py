@@ -1,0 +1,55 @@
+"""Decoder-only language model: embedding, causal stack, logits of the next token at every position."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
+from subquad.nn.block import Surroundings
+from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
+from subquad.nn.heads import HeadConfig, build_head
+from subquad.nn.stack import Stack, StackConfig, Stacked, StackState
+
+
+class LanguageModelConfig(ModelConfig):
+    kind: Literal["language-model"] = "language-model"
+    vocab: int = Field(ge=1, description="number of symbols")
+    dim: int = Field(512, ge=1, description="width of the model")
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
+    decoder: StackConfig = Field(description="the causal stack")
+    head: HeadConfig = Field(default_factory=HeadConfig, description="how vectors become words")
+
+    stacks: ClassVar = {"decoder": {"causal": True}}
+
+
+@register_model
+class LanguageModel(Model):
+    """tokens (batch, time) -> logits (batch, time, vocab)."""
+
+    Config = LanguageModelConfig
+    config: LanguageModelConfig
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__(config)
+        self.embedding = TokenEmbedding(config.vocab, config.dim, config.embedding)
+        self.decoder = Stack(config.decoder)
+        self.head = build_head(config.head, config.dim, config.vocab, self.embedding)
+        init_as_fairseq(self)
+
+    def init_state(
+        self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> StackState:
+        """The state to begin streaming with: pass it to the first call, and then what each call gave back."""
+        return self.decoder.init_state(batch, device, dtype)
+
+    def features(self, tokens: Tensor, padding: Tensor | None = None, state: StackState | None = None) -> Stacked:
+        """What the head reads: (batch, time, dim). Training gives it to `head.nll` with the next tokens."""
+        x = self.embedding(tokens, padding, state.lengths if state is not None else None)
+        return self.decoder(x, Surroundings(padding), state)
+
+    def forward(self, tokens: Tensor, *, padding: Tensor | None = None, state: StackState | None = None) -> Output:
+        """padding: (batch, time) bool, True = ignore; None: every token counts."""
+        x, after, aux = self.features(tokens, padding, state)
+        return Output(self.head(x), after, mean_aux(aux))

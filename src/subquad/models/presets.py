@@ -1,0 +1,203 @@
+"""The named architectures of the papers, as data: `build_model("evit_tiny_p16", encoder={"mixer": "eva"})`.
+
+Every preset is a complete config: vocabularies are those of the papers' data, and training sets its own. Dropout rates
+are the architectures' defaults, which recipes change.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from subquad.mixers.config import nearest
+from subquad.models.base import MODELS, Model, model_from
+
+Data = dict[str, Any]
+
+ENCODER_KERNELS = [3, 7, 15, 31, 31, 31, 31]
+DECODER_KERNELS = [3, 7, 15, 31, 31, 31]
+WMT_VOCAB, WIKI103_VOCAB, GBW_VOCAB = 32768, 267744, 793_302
+IWSLT_SOURCE, IWSLT_TARGET = 8848, 6632
+BART_VOCAB = 50272
+
+
+def _translation(dim: int, hidden: int, heads: int, dropout: float, attention_dropout: float, shared: bool) -> Data:
+    """The transformer of fairseq: six and six layers, post-norm."""
+    stack = {"layers": 6, "heads": heads, "hidden": hidden, "dropout": dropout}
+    attention = {"name": "softmax", "attention_dropout": attention_dropout}
+    return {
+        "kind": "encoder-decoder",
+        "source_vocab": WMT_VOCAB if shared else IWSLT_SOURCE,
+        "target_vocab": WMT_VOCAB if shared else IWSLT_TARGET,
+        "shared_embedding": shared,
+        "dim": dim,
+        "source": {"dropout": dropout},
+        "target": {"dropout": dropout},
+        "encoder": {**stack, "mixer": attention},
+        "decoder": {**stack, "mixer": attention, "cross": attention},
+    }
+
+
+def _conv_translation(
+    size: tuple[int, int, int], dropout: float, attention: float, weight: float, given: float, glu: bool, shared: bool
+) -> Data:
+    """lightconv and dynamicconv of fairseq, dynamic by default. size: dim, hidden, heads; given: input dropout."""
+    data = _translation(*size, dropout, attention, shared)
+    mixer = {"name": "dynamicconv", "glu": glu, "tap_dropout": weight}
+    data["encoder"] |= {"layers": 7, "input_dropout": given, "mixer": {**mixer, "kernel_size": ENCODER_KERNELS}}
+    data["decoder"] |= {"input_dropout": given, "mixer": {**mixer, "kernel_size": DECODER_KERNELS}}
+    return data
+
+
+def _language(vocab: int, mixer: Any, hidden: int = 2048, heads: int = 8, **decoder: Any) -> Data:
+    """The language model of fairseq: 512 wide, six layers, pre-norm."""
+    stack = {"layers": 6, "heads": heads, "hidden": hidden, "norm": "pre", "dropout": 0.1, "mixer": mixer}
+    return {
+        "kind": "language-model",
+        "vocab": vocab,
+        "dim": 512,
+        "embedding": {"dropout": 0.1},
+        "decoder": stack | decoder,
+    }
+
+
+def _conv_language(hidden: int, heads: int, attention: float) -> Data:
+    mixer = {"name": "dynamicconv", "kernel_size": DECODER_KERNELS, "tap_dropout": attention}
+    data = _language(GBW_VOCAB, mixer, hidden, heads, final_norm=False)
+    return data | {"head": {"tied": False}}
+
+
+def _adaptive_language(layers: int, layer_drop: float) -> Data:
+    """transformer_lm_wiki103 of fairseq: adaptive input and output, tied."""
+    bands = {"cutoffs": [20000, 60000], "factor": 4}
+    return {
+        "kind": "language-model",
+        "vocab": WIKI103_VOCAB,
+        "dim": 1024,
+        "embedding": {"dropout": 0.3, **bands},
+        "decoder": {
+            "layers": layers,
+            "heads": 8,
+            "hidden": 4096,
+            "norm": "pre",
+            "final_norm": False,
+            "dropout": 0.3,
+            "activation_dropout": 0.1,
+            "layer_drop": layer_drop,
+            "mixer": {"name": "softmax", "attention_dropout": 0.1},
+        },
+        "head": {**bands, "tied": True, "tied_maps": True, "dropout": 0.2},
+    }
+
+
+def _linformer_translation(slots: int | None) -> Data:
+    """crybot/linformer: no biases in attention and feed-forward maps, no output map; None: exact attention."""
+    plain = {"name": "softmax", "qkv_bias": False, "out_projection": False}
+    compressed = plain | {"name": "linformer", "slots": slots, "max_length": 256, "order": "project-first"}
+    read = plain if slots is None else compressed
+    stack = {"layers": 6, "heads": 8, "hidden": 2048, "ffn_bias": False}
+    embedding = {"positions": "sin-cos", "scale": False}
+    return {
+        "kind": "encoder-decoder",
+        "source_vocab": BART_VOCAB,
+        "target_vocab": BART_VOCAB,
+        "shared_embedding": True,
+        "dim": 512,
+        "source": embedding,
+        "target": embedding,
+        "encoder": {**stack, "mixer": read},
+        "decoder": {**stack, "mixer": plain, "cross": read},
+        "head": {"tied": False, "bias": True},
+    }
+
+
+def _evit(dim: int, heads: int, patch: int) -> Data:
+    """DeiT without a class token, as the efficient-attention library builds it."""
+    encoder = {
+        "layers": 12,
+        "heads": heads,
+        "hidden": 4 * dim,
+        "activation": "gelu",
+        "norm": "pre",
+        "norm_eps": 1e-6,
+        "drop_path": 0.1,
+        "mixer": "softmax",
+    }
+    return {"kind": "vision", "image_size": 224, "patch": patch, "dim": dim, "encoder": encoder}
+
+
+def _pyramid(dims: list[int], depths: list[int], heads: list[int], ratios: list[int]) -> Data:
+    """PVTv2: the mechanism of stages 1 to 3 is free, the last has softmax attention."""
+    common = {"activation": "gelu", "norm": "pre", "norm_eps": 1e-6, "ffn_conv": True, "mixer": "softmax"}
+    stages = [
+        {"dim": dim, "layers": depth, "heads": number, "hidden": ratio * dim, **common}
+        for dim, depth, number, ratio in zip(dims, depths, heads, ratios, strict=True)
+    ]
+    return {"kind": "pyramid", "stages": stages, "drop_path": 0.3}
+
+
+EVIT_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
+SMALL_STACK = {"layers": 2, "heads": 4, "hidden": 256, "dropout": 0.1, "norm": "pre", "mixer": "softmax"}
+
+PRESETS: dict[str, Data] = {
+    "transformer_iwslt_de_en": _translation(512, 1024, 4, 0.1, 0.0, shared=False),
+    "transformer_wmt_en_de": _translation(512, 2048, 8, 0.1, 0.0, shared=True),
+    "transformer_wmt_en_de_big": _translation(1024, 4096, 16, 0.3, 0.1, shared=True),
+    "lightconv_iwslt_de_en": _conv_translation((512, 1024, 4), 0.1, 0.1, 0.1, 0.0, glu=False, shared=False),
+    "lightconv_wmt_en_de": _conv_translation((512, 2048, 8), 0.1, 0.0, 0.0, 0.1, glu=True, shared=True),
+    "lightconv_wmt_en_de_big": _conv_translation((1024, 4096, 16), 0.3, 0.1, 0.1, 0.1, glu=True, shared=True),
+    "lightconv_wmt_en_fr_big": _conv_translation((1024, 4096, 16), 0.1, 0.1, 0.1, 0.1, glu=True, shared=True),
+    "lightconv_wmt_zh_en_big": _conv_translation((1024, 4096, 16), 0.2, 0.2, 0.2, 0.1, glu=True, shared=True),
+    "lightconv_lm": _conv_language(2048, 8, 0.0),
+    "lightconv_lm_gbw": _conv_language(4096, 16, 0.1),
+    "transformer_lm": _language(WIKI103_VOCAB, "softmax"),
+    "transformer_lm_wiki103": _adaptive_language(16, 0.0),
+    "transformer_lm_wiki103_32": _adaptive_language(32, 0.2),
+    "primal_lm": _language(WIKI103_VOCAB, {"name": "softmax*5,primal", "rank": 30}),
+    "vanilla_translation": _linformer_translation(None),
+    **{f"linformer_translation_k{slots}": _linformer_translation(slots) for slots in (32, 64, 128)},
+    **{f"evit_{size}_p{patch}": _evit(*EVIT_SIZES[size], patch) for size in EVIT_SIZES for patch in (8, 16)},
+    "pvt_v2_b3": _pyramid([64, 128, 320, 512], [3, 4, 18, 3], [2, 4, 10, 16], [8, 8, 4, 4]),
+    # small ones, for two cores and a few minutes
+    "translation_small": {
+        "kind": "encoder-decoder",
+        "source_vocab": 4096,
+        "target_vocab": 4096,
+        "dim": 128,
+        "encoder": SMALL_STACK,
+        "decoder": SMALL_STACK,
+    },
+    "lm_small": {"kind": "language-model", "vocab": 4096, "dim": 128, "decoder": SMALL_STACK},
+    "text_small": {"kind": "text-classifier", "vocab": 4096, "classes": 2, "dim": 128, "encoder": SMALL_STACK},
+    "vision_small": {
+        "kind": "vision",
+        "image_size": 32,
+        "patch": 4,
+        "classes": 10,
+        "dim": 128,
+        "encoder": SMALL_STACK | {"activation": "gelu"},
+    },
+}
+
+
+def preset(name: str, changes: Mapping[str, Any] | None = None) -> Data:
+    """The config of a preset, with changes merged in."""
+    if name not in PRESETS:
+        raise ValueError(f"no preset is called {name!r}{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
+    return merged(PRESETS[name], changes or {})
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Data:
+    """`base` with `changes`, mapping by mapping. One with a `name` (a mixer) replaces what was there altogether."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        old = {"name": old} if isinstance(old, str) else old
+        merges = isinstance(value, Mapping) and "name" not in value and isinstance(old, Mapping)
+        result[key] = merged(old, value) if merges and old is not None else value
+    return result
+
+
+def build_model(name: str, **changes: Any) -> Model:
+    """A model of a preset or kind, with changes: `build_model("lm_small", vocab=100, decoder={"mixer": "eva"})`."""
+    if name in MODELS:
+        return model_from({"kind": name, **changes})
+    return model_from(preset(name, changes))

@@ -1,0 +1,72 @@
+"""Pyramid vision transformer (PVTv2): four stages on ever coarser grids, each with its own width and mechanism.
+
+The mechanism works at the full resolution of its stage. As in the originals the last stage has softmax attention.
+
+Citation: Wang et al., "PVT v2: improved baselines with pyramid vision transformer", 2022.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.models.base import Model, ModelConfig, Output, init_as_vision, mean_aux, outside_mixers, register_model
+from subquad.nn.block import Surroundings
+from subquad.nn.patches import OverlappingPatches
+from subquad.nn.stack import Stack, StackConfig, rising
+
+
+class PyramidConfig(ModelConfig):
+    kind: Literal["pyramid"] = "pyramid"
+    channels: int = Field(3, ge=1, description="colours")
+    classes: int = Field(1000, ge=1, description="number of classes")
+    stages: tuple[StackConfig, ...] = Field(
+        min_length=1, description="the stacks, from the finest grid to the coarsest"
+    )
+    drop_path: float = Field(0.0, ge=0.0, lt=1.0, description="drop path of the last block; rises over all stages")
+
+    def check(self) -> None:
+        for number, stage in enumerate(self.stages):
+            if stage.causal or stage.cross is not None:
+                raise ValueError(f"stages.{number}: an image has no order to be causal in, and no context")
+
+
+@register_model
+class Pyramid(Model):
+    """images (batch, channels, H, W) -> logits (batch, classes)."""
+
+    Config = PyramidConfig
+    config: PyramidConfig
+
+    def __init__(self, config: PyramidConfig) -> None:
+        super().__init__(config)
+        widths = [config.channels, *(stage.dim for stage in config.stages)]
+        # the first stage reads 7 x 7 pixels every 4, the others 3 x 3 cells every 2
+        self.patches = nn.ModuleList(
+            OverlappingPatches(widths[number], widths[number + 1], 3 if number else 7, 2 if number else 4)
+            for number in range(len(config.stages))
+        )
+        rates = iter(rising(config.drop_path, sum(stage.layers for stage in config.stages)))
+        self.stages = nn.ModuleList(Stack(stage, [next(rates) for _ in range(stage.layers)]) for stage in config.stages)
+        self.head = nn.Linear(widths[-1], config.classes)
+        init_as_vision(self)
+        for module in outside_mixers(self):
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
+                nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def parts(self) -> dict[str, nn.Module]:
+        pairs = zip(self.patches, self.stages, strict=True)
+        stages = {f"stage {number}": nn.ModuleList(pair) for number, pair in enumerate(pairs, 1)}
+        return stages | {"head": self.head}
+
+    def forward(self, images: Tensor) -> Output:
+        regularisers = []
+        for patches, stage in zip(self.patches, self.stages, strict=True):
+            x, grid = patches(images)
+            x, _, aux = stage(x, Surroundings(grid=grid))
+            regularisers.append(aux)
+            images = x.transpose(1, 2).unflatten(2, grid)
+        return Output(self.head(x.mean(1)), None, mean_aux(*regularisers))

@@ -1,0 +1,104 @@
+"""A model in a folder: config.json, which rebuilds it, and weights.safetensors, with a checksum between the two.
+
+Files are written under temporary names, synced and renamed, the config last: a folder with a config has its weights.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from subquad.models.base import Model, model_from
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "weights.safetensors"
+
+
+def save_model(model: Model, folder: str | Path) -> None:
+    """Writes the model's config and weights; `load_model` gives them back bit by bit."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    temporary = folder / f".{WEIGHTS}.{os.getpid()}"
+    save_file(weights, temporary)
+    description = {
+        "format": FORMAT,
+        "model": model.config.model_dump(mode="json"),
+        "weights": {"file": WEIGHTS, "sha256": checksum(temporary)},
+    }
+    replace_synced(temporary, folder / WEIGHTS)
+    temporary = folder / f".{CONFIG}.{os.getpid()}"
+    temporary.write_text(json.dumps(description, indent=2) + "\n")
+    replace_synced(temporary, folder / CONFIG)
+
+
+def load_model(folder: str | Path) -> Model:
+    """The model of a folder, in eval mode."""
+    folder = Path(folder)
+    try:
+        description = json.loads((folder / CONFIG).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no model: there is no {CONFIG} in it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder / CONFIG} is damaged: {error}") from None
+    if not isinstance(description, Mapping) or description.get("format") != FORMAT:
+        raise ValueError(f"{folder / CONFIG} is not the config of a model in format {FORMAT}")
+    path = folder / description["weights"]["file"]
+    if checksum(path) != description["weights"]["sha256"]:
+        raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
+    model = model_from(description["model"])
+    try:
+        weights = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    load_weights(model, weights)
+    return model.eval()
+
+
+def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copies weights into the model. Unknown, missing and misshapen ones are errors that name them."""
+    own = model.state_dict()
+    problems = []
+    if missing := sorted(own.keys() - weights.keys()):
+        problems.append(f"missing: {_some(missing)}")
+    if unknown := sorted(weights.keys() - own.keys()):
+        problems.append(f"unknown: {_some(unknown)}")
+    for name in sorted(own.keys() & weights.keys()):
+        if own[name].shape != weights[name].shape:
+            problems.append(f"{name} is {tuple(weights[name].shape)}, expected {tuple(own[name].shape)}")
+    if problems:
+        raise ValueError(f"the weights do not fit the model; {'; '.join(problems)}")
+    model.load_state_dict(dict(weights))
+
+
+def _some(names: Iterable[str], most: int = 10) -> str:
+    names = list(names)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing") from None
+
+
+def replace_synced(temporary: Path, final: Path) -> None:
+    """Gives a written file its name once it is on the disk."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(final)
+    folder = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,78 @@
+"""Vision transformer: patches as tokens of a grid, learned positions, one stack, mean of all tokens, classes.
+
+With a class token, a sequence instead of a grid: the class token and then the patches, row by row; classes are read
+from the class token (DeiT).
+"""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.models.base import Model, ModelConfig, Output, init_as_vision, mean_aux, register_model
+from subquad.nn.block import Surroundings
+from subquad.nn.patches import PatchEmbedding, Stem
+from subquad.nn.stack import Stack, StackConfig
+
+
+class VisionConfig(ModelConfig):
+    kind: Literal["vision"] = "vision"
+    image_size: int = Field(224, ge=1, description="side of the images in pixels, which fixes the table of positions")
+    channels: int = Field(3, ge=1, description="colours")
+    classes: int = Field(1000, ge=1, description="number of classes")
+    patch: int = Field(16, ge=1, description="side of a patch in pixels")
+    stem: Stem = Field("patch", description="how patches become tokens: one map, hMLP, or convolutions")
+    positions: bool = Field(True, description="add a learned vector for each place of the grid")
+    class_token: bool = Field(False, description="read classes from a token of their own instead of the mean")
+    dim: int = Field(192, ge=1, description="width of the model")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the embedded patches")
+    encoder: StackConfig = Field(description="the stack")
+
+    stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
+
+    @property
+    def side(self) -> int:
+        return self.image_size // self.patch
+
+    def check(self) -> None:
+        if self.image_size % self.patch:
+            raise ValueError(f"patches of {self.patch} pixels do not divide images of {self.image_size}")
+        if self.encoder.ffn_conv and self.class_token:
+            raise ValueError("ffn_conv needs a grid; with class_token the tokens are a sequence")
+
+
+@register_model
+class VisionTransformer(Model):
+    """images (batch, channels, H, W) -> logits (batch, classes)."""
+
+    Config = VisionConfig
+    config: VisionConfig
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__(config)
+        self.patches = PatchEmbedding(config.channels, config.dim, config.patch, config.stem)
+        places = config.side**2 + config.class_token
+        self.positions = nn.Parameter(torch.empty(places, config.dim)) if config.positions else None
+        self.class_token = nn.Parameter(torch.empty(config.dim)) if config.class_token else None
+        self.drop = nn.Dropout(config.dropout)
+        self.encoder = Stack(config.encoder)
+        self.head = nn.Linear(config.dim, config.classes)
+        init_as_vision(self)
+        for table in (self.positions, self.class_token):
+            if table is not None:
+                nn.init.trunc_normal_(table, std=0.02)
+
+    def forward(self, images: Tensor) -> Output:
+        x, place = self.patches(images)
+        grid: tuple[int, int] | None = place
+        if self.class_token is not None:
+            x, grid = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1), None
+        if self.positions is not None:
+            if place != (self.config.side, self.config.side):
+                wanted, given = self.config.image_size, tuple(images.shape[-2:])
+                raise ValueError(f"this model has positions for images of {wanted} x {wanted} pixels, got {given}")
+            x = x + self.positions
+        x, _, aux = self.encoder(self.drop(x), Surroundings(grid=grid))
+        pooled = x[:, 0] if self.class_token is not None else x.mean(1)
+        return Output(self.head(pooled), None, mean_aux(aux))

@@ -1,0 +1,1 @@
+"""The parts that models are made of: embeddings, feed-forward maps, one block, one stack, output heads."""

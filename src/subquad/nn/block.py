@@ -1,0 +1,102 @@
+"""The one block of all models: mixer, cross-attention where there is a context, feed-forward.
+
+    pre-norm:  x <- x + f(norm(x))          post-norm:  x <- norm(x + f(x))          for each f of the three in turn
+
+What f gives passes dropout and, while training, drop path: whole samples lose it.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.mixers import Mixer, State
+from subquad.nn.feedforward import FeedForward
+
+
+class Surroundings(NamedTuple):
+    """What blocks are told besides x: the same for every block of a stack."""
+
+    padding: Tensor | None = None
+    context: Tensor | None = None
+    context_padding: Tensor | None = None
+    grid: tuple[int, int] | None = None
+
+
+@dataclass
+class BlockState:
+    """What a block remembers when streaming."""
+
+    mixer: State
+    cross: State | None
+
+    def reorder(self, index: Tensor) -> Self:
+        return type(self)(self.mixer.reorder(index), self.cross.reorder(index) if self.cross is not None else None)
+
+
+class Block(nn.Module):
+    """(batch, time, dim) -> the same shape."""
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        cross: Mixer | None,
+        ffn: FeedForward,
+        *,
+        pre_norm: bool,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+        input_dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
+        """input_dropout: on what the mixer is given."""
+        super().__init__()
+        if cross is not None and (reason := cross.why_no_cross()) is not None:
+            raise ValueError(reason)
+        dim = mixer.config.dim
+        self.pre_norm, self.dropout, self.input_dropout, self.drop_path = pre_norm, dropout, input_dropout, drop_path
+        self.mixer_norm, self.mixer = nn.LayerNorm(dim, eps=norm_eps), mixer
+        self.cross_norm = nn.LayerNorm(dim, eps=norm_eps) if cross is not None else None
+        self.cross = cross
+        self.ffn_norm, self.ffn = nn.LayerNorm(dim, eps=norm_eps), ffn
+
+    def init_state(self, batch: int, device: torch.device | None, dtype: torch.dtype | None) -> BlockState:
+        cross = self.cross.init_state(batch, device, dtype) if self.cross is not None else None
+        return BlockState(self.mixer.init_state(batch, device, dtype), cross)
+
+    def forward(
+        self, x: Tensor, around: Surroundings, state: BlockState | None = None
+    ) -> tuple[Tensor, BlockState | None, Tensor | None]:
+        """x, the state for the next call when streaming, and the mixer's regulariser (batch,) or None."""
+        given = F.dropout(self._before(self.mixer_norm, x), self.input_dropout, self.training)
+        mixed = self.mixer(
+            given, padding=around.padding, grid=around.grid, state=state.mixer if state is not None else None
+        )
+        x = self._after(self.mixer_norm, x, mixed.y)
+        read = None
+        if self.cross is not None:
+            assert self.cross_norm is not None
+            read = self.cross(
+                self._before(self.cross_norm, x),
+                context=around.context,
+                padding=around.padding,
+                context_padding=around.context_padding,
+                state=state.cross if state is not None else None,
+            )
+            x = self._after(self.cross_norm, x, read.y)
+        x = self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x), around.grid))
+        if state is None:
+            return x, None, mixed.aux
+        return x, BlockState(mixed.state, read.state if read is not None else None), mixed.aux
+
+    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return norm(x) if self.pre_norm else x
+
+    def _after(self, norm: nn.Module, x: Tensor, change: Tensor) -> Tensor:
+        change = F.dropout(change, self.dropout, self.training)
+        if self.training and self.drop_path:
+            kept = torch.rand(x.shape[0], 1, 1, device=x.device) >= self.drop_path
+            change = change * kept / (1 - self.drop_path)
+        return x + change if self.pre_norm else norm(x + change)

@@ -1,0 +1,52 @@
+"""The map that each token passes on its own: fc2(act(fc1 x)), or fc2(act(a) * b) with [a | b] = fc1 x.
+
+With a convolution, fc1's result is first mixed with its eight neighbours on the grid, channel by channel.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.mixers.attention import init_xavier
+
+Activation = Literal["relu", "gelu", "silu", "glu", "reglu", "geglu", "swiglu"]
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": F.sigmoid, "reglu": F.relu, "geglu": F.gelu, "swiglu": F.silu}
+
+
+class FeedForward(nn.Module):
+    """(batch, time, dim) -> the same shape."""
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        activation: Activation = "relu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        convolution: bool = False,
+    ) -> None:
+        """dropout: after the activation. convolution: 3 x 3 and depthwise, on the grid."""
+        super().__init__()
+        self.activation, self.dropout = activation, dropout
+        self.fc1 = nn.Linear(dim, 2 * hidden if activation in GATES else hidden, bias=bias)
+        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        width = self.fc1.out_features
+        self.neighbours = nn.Conv2d(width, width, 3, padding=1, groups=width) if convolution else None
+        init_xavier(self.fc1)
+        init_xavier(self.fc2)
+
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
+        u = self.fc1(x)
+        if self.neighbours is not None:
+            if grid is None:
+                raise ValueError("a feed-forward map with a convolution needs the grid of its tokens")
+            u = self.neighbours(u.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
+        if self.activation in GATES:
+            a, b = u.chunk(2, -1)
+            u = GATES[self.activation](a) * b
+        else:
+            u = PLAIN[self.activation](u)
+        return self.fc2(F.dropout(u, self.dropout, self.training))

@@ -1,0 +1,69 @@
+"""Where a token stands, as a vector that is added to its embedding.
+
+    sinusoidal   [sin(p f_i) | cos(p f_i)],  f_i = 10000^(-i / (C/2 - 1)),  p = 2, 3, ...   fairseq's
+    sin-cos      the same with f_i = 10000^(-i / (C/2)),  p = 0, 1, ...                     halves, not interleaved
+    learned      a row of a table of max_length rows
+
+Padded positions are not counted: the first token of a row is number 0 wherever it stands. Rotary positions turn
+queries and keys instead, and are an option of the mixers.
+"""
+
+import torch
+from torch import Tensor, nn
+
+FIRST_OF_FAIRSEQ = 2
+"""fairseq counts from the number of its padding symbol plus one."""
+
+
+def count_tokens(padding: Tensor | None, time: int, start: Tensor | None, device: torch.device) -> Tensor:
+    """The number of each token in its row: (batch or 1, time) int64, from `start` (batch,) or 0 on."""
+    if padding is None:
+        number = torch.arange(time, device=device)[None]
+    else:
+        number = (padding.logical_not().cumsum(1) - 1).clamp(min=0)
+    return number if start is None else number + start[:, None]
+
+
+class Sinusoids(nn.Module):
+    """number (batch, time) int64 -> (batch, time, dim)."""
+
+    def __init__(self, dim: int, first: int, steps: int) -> None:
+        """first: what number 0 counts as. steps: the last frequency is 10000^-(half - 1) / steps."""
+        super().__init__()
+        self.dim, self.first, self.steps = dim, first, max(1, steps)
+
+    def forward(self, number: Tensor) -> Tensor:
+        half = self.dim // 2
+        rate = torch.log(torch.tensor(10000.0, device=number.device)) / self.steps
+        frequency = torch.exp(torch.arange(half, device=number.device, dtype=torch.float32) * -rate)
+        angle = (number + self.first).float()[..., None] * frequency
+        waves = torch.cat([angle.sin(), angle.cos()], -1)
+        return waves if self.dim % 2 == 0 else nn.functional.pad(waves, (0, 1))
+
+
+class LearnedPositions(nn.Module):
+    """number (batch, time) int64 -> (batch, time, dim)."""
+
+    def __init__(self, dim: int, max_length: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(max_length, dim))
+        nn.init.normal_(self.table, std=dim**-0.5)
+
+    def forward(self, number: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and number.device.type != "meta":
+            longest = int(number.max()) + 1
+            if longest > self.table.shape[0]:
+                raise ValueError(
+                    f"a sequence of {longest} tokens is longer than the {self.table.shape[0]} learned positions; "
+                    "build the model with a larger max_length"
+                )
+        return self.table[number]
+
+
+def build_positions(kind: str, dim: int, max_length: int) -> nn.Module | None:
+    """None: nothing is added."""
+    if kind == "sinusoidal":
+        return Sinusoids(dim, FIRST_OF_FAIRSEQ, dim // 2 - 1)
+    if kind == "sin-cos":
+        return Sinusoids(dim, 0, dim // 2)
+    return LearnedPositions(dim, max_length) if kind == "learned" else None

@@ -1,0 +1,230 @@
+"""Blocks one after the other, each with the mechanism that a pattern names.
+
+A pattern is a list of mechanisms from the first layer to the last, each with a count or without:
+
+    "eva"                  eva in every layer
+    "softmax*5,primal"     five layers of softmax attention, then one of primal attention
+
+Beside the pattern stand options. An option goes to every mechanism of the pattern that knows it; one that none knows
+is refused. A list is one value for each layer, or one for all: {"name": "lightconv", "kernel_size": [3, 7, 15, 31]}.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+
+from subquad.mixers import Mixer, State, build, mixer_class
+from subquad.mixers.base import refuse
+from subquad.mixers.config import Options, nearest
+from subquad.mixers.state import fresh_lengths
+from subquad.nn.block import Block, BlockState, Surroundings
+from subquad.nn.feedforward import Activation, FeedForward
+
+PART = re.compile(r"\s*([\w-]+)\s*(?:\*\s*(\d+))?\s*")
+
+
+class MixerChoice(BaseModel):
+    """A pattern of mechanisms, and their options beside it; a plain string is a pattern without options."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = Field(description='a mechanism, or a pattern such as "softmax*5,primal"')
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @classmethod
+    def of(cls, mixers: Sequence[Mixer]) -> Self:
+        """What gives these mixers, one for each layer: the inverse of `by_layer`."""
+        names = [mixer.name for mixer in mixers]
+        changed = [mixer.config.model_dump(exclude_defaults=True, exclude={"dim", "causal"}) for mixer in mixers]
+        options: dict[str, Any] = {}
+        for option in dict.fromkeys(["heads", *(key for changes in changed for key in changes)]):
+            values = [getattr(mixer.config, option, None) for mixer in mixers]
+            options[option] = values[0] if all(value == values[0] for value in values) else values
+        return cls.model_validate({"name": names[0] if len(set(names)) == 1 else ",".join(names), **options})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    def names(self, layers: int) -> list[str]:
+        """The mechanism of each layer."""
+        names: list[str] = []
+        for part in self.name.split(","):
+            found = PART.fullmatch(part)
+            if found is None:
+                raise ValueError(f"mixer pattern {self.name!r}: {part!r} is neither a mechanism nor mechanism*count")
+            mixer_class(found[1])  # an unknown name is refused here
+            names += [found[1]] * int(found[2] or 1)
+        if len(names) == 1:
+            return names * layers
+        if len(names) != layers:
+            raise ValueError(f"mixer pattern {self.name!r} has {len(names)} layers; the stack has {layers}")
+        return names
+
+    def by_layer(self, layers: int) -> list[tuple[str, dict[str, Any]]]:
+        """The mechanism of each layer and the options that are its own."""
+        names = self.names(layers)
+        known = {option for name in names for option in mixer_class(name).Config.model_fields}
+        for option, value in self.options.items():
+            if option not in known:
+                raise ValueError(f"mixer {self.name!r} has no option {option!r}{nearest(option, known)}")
+            if isinstance(value, list | tuple) and len(value) not in (1, layers):
+                raise ValueError(f"mixer option {option} has {len(value)} values; the stack has {layers} layers")
+        return [(name, self._own(name, layer)) for layer, name in enumerate(names)]
+
+    def _own(self, name: str, layer: int) -> dict[str, Any]:
+        own = {}
+        for option, value in self.options.items():
+            if option in mixer_class(name).Config.model_fields:
+                listed = isinstance(value, list | tuple)
+                own[option] = value[layer if len(value) > 1 else 0] if listed else value
+        return own
+
+
+class StackConfig(Options):
+    """Options of a stack of blocks."""
+
+    layers: int = Field(6, ge=0, description="number of blocks")
+    dim: int = Field(512, ge=1, description="width of the model")
+    heads: int = Field(8, ge=1, description="heads of mixers and cross-attention, unless their options say otherwise")
+    hidden: int = Field(2048, ge=1, description="width inside the feed-forward maps")
+    mixer: MixerChoice = Field(MixerChoice(name="softmax"), description="what mixes tokens, by layer, with options")
+    cross: MixerChoice | None = Field(None, description="what reads the encoder's output; null: nothing does")
+    causal: bool = Field(False, description="a position sees only those up to it")
+    activation: Activation = Field("relu", description="of the feed-forward maps; the GLU family is gated")
+    ffn_bias: bool = Field(True, description="biases in the feed-forward maps")
+    ffn_conv: bool = Field(False, description="a 3 x 3 depthwise convolution inside the feed-forward maps (grids)")
+    norm: Literal["pre", "post"] = Field("post", description="layer norm before each part or after its residual sum")
+    final_norm: bool | None = Field(None, description="layer norm after the last block; default: with norm=pre")
+    norm_eps: float = Field(1e-5, gt=0, description="epsilon of the layer norms")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="on what each part adds to the residual sum")
+    input_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="on what mixers are given")
+    activation_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="after the feed-forward activation")
+    layer_drop: float = Field(0.0, ge=0.0, lt=1.0, description="chance that training skips a block")
+    drop_path: float = Field(
+        0.0, ge=0.0, lt=1.0, description="chance that a sample skips a part of the last block; rises from 0"
+    )
+
+    @property
+    def ends_with_norm(self) -> bool:
+        return self.norm == "pre" if self.final_norm is None else self.final_norm
+
+    def check(self) -> None:
+        for name, options in self.mixer.by_layer(self.layers):
+            if self.causal:
+                refuse(name, "causal")
+            self._parse(name, options, self.causal)
+        for name, options in self.cross.by_layer(self.layers) if self.cross is not None else ():
+            refuse(name, "cross")
+            self._parse(name, options, False)
+
+    def _parse(self, name: str, options: dict[str, Any], causal: bool) -> None:
+        mixer_class(name).Config.parse(name, self.complete(options, causal))
+
+    def complete(self, options: dict[str, Any], causal: bool) -> dict[str, Any]:
+        """Options of a mixer with what the stack decides."""
+        return {"dim": self.dim, "heads": self.heads, "causal": causal, **options}
+
+
+@dataclass
+class StackState:
+    """lengths: (batch,) int64, tokens that each row has read; layers: what each block remembers."""
+
+    lengths: Tensor
+    layers: list[BlockState]
+
+    def reorder(self, index: Tensor) -> Self:
+        """The state of the rows `index` (new_batch,): beam search keeps, drops and repeats hypotheses with it."""
+        return type(self)(self.lengths.index_select(0, index), [layer.reorder(index) for layer in self.layers])
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that is remembered, for counting its memory."""
+        states: list[State] = [part for layer in self.layers for part in (layer.mixer, layer.cross) if part is not None]
+        return [value for state in states for value in vars(state).values() if isinstance(value, Tensor)]
+
+
+class Stacked(NamedTuple):
+    """x: (batch, time, dim); state: for the next call, when streaming; aux: (layers, batch), the regularisers of those
+    layers that have one, or None."""
+
+    x: Tensor
+    state: StackState | None
+    aux: Tensor | None
+
+
+class Stack(nn.Module):
+    """(batch, time, dim) -> the same shape, through all blocks."""
+
+    def __init__(self, config: StackConfig, drop_paths: list[float] | None = None) -> None:
+        """drop_paths: one rate for each block, where the stack is a part of a longer one."""
+        super().__init__()
+        self.config = config
+        rates = drop_paths if drop_paths is not None else rising(config.drop_path, config.layers)
+        mixers = config.mixer.by_layer(config.layers)
+        crosses = config.cross.by_layer(config.layers) if config.cross is not None else [None] * config.layers
+        self.blocks = nn.ModuleList(
+            self._block(mixer, cross, rate) for mixer, cross, rate in zip(mixers, crosses, rates, strict=True)
+        )
+        self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.ends_with_norm else None
+
+    def _block(self, mixer: tuple[str, dict[str, Any]], cross: tuple[str, dict[str, Any]] | None, rate: float) -> Block:
+        config = self.config
+        ffn = FeedForward(
+            config.dim, config.hidden, config.activation, config.ffn_bias, config.activation_dropout, config.ffn_conv
+        )
+        return Block(
+            self._mixer(mixer, config.causal),
+            self._mixer(cross, False) if cross is not None else None,
+            ffn,
+            pre_norm=config.norm == "pre",
+            norm_eps=config.norm_eps,
+            dropout=config.dropout,
+            input_dropout=config.input_dropout,
+            drop_path=rate,
+        )
+
+    def _mixer(self, choice: tuple[str, dict[str, Any]], causal: bool) -> Mixer:
+        name, options = choice
+        return build(name, **self.config.complete(options, causal))
+
+    def init_state(
+        self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> StackState:
+        """The state to begin streaming with."""
+        layers = [cast(Block, block).init_state(batch, device, dtype) for block in self.blocks]
+        if device is None:
+            device = next(self.parameters(), torch.empty(0)).device
+        return StackState(fresh_lengths(batch, device), layers)
+
+    def forward(self, x: Tensor, around: Surroundings, state: StackState | None = None) -> Stacked:
+        layers: list[BlockState] = []
+        regularisers: list[Tensor] = []
+        for number, block in enumerate(self.blocks):
+            if self.training and self.config.layer_drop and torch.rand((), device="cpu") < self.config.layer_drop:
+                continue
+            x, memory, aux = block(x, around, state.layers[number] if state is not None else None)
+            if memory is not None:
+                layers.append(memory)
+            if aux is not None:
+                regularisers.append(aux)
+        if self.norm is not None:
+            x = self.norm(x)
+        after = None
+        if state is not None:
+            read = x.shape[1] if around.padding is None else around.padding.logical_not().sum(1)
+            after = StackState(state.lengths + read, layers)
+        return Stacked(x, after, torch.stack(regularisers) if regularisers else None)
+
+
+def rising(rate: float, count: int) -> list[float]:
+    """Drop-path rates from 0 for the first block to `rate` for the last."""
+    return [rate * number / max(1, count - 1) for number in range(count)]

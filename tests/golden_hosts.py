@@ -1,0 +1,334 @@
+"""Fixtures of whole models that are only hosts of a mechanism: PrimalAttention's classifiers of long texts and of time
+series, Linformer's RoBERTa. We ship no such models; they are put together here from our parts.
+
+The originals let padding leak into tokens; our mixers do not. So each host is run twice: as the original, where mixers
+are told of no padding and the host masks what the original masks; and by our contract, where every part is told.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subquad.interop import linformer, primal
+from subquad.interop.fairseq_models import FIRST_POSITION
+from subquad.interop.slots import Imported, Slot, Slots, fill, linear_slots, moved, stacked_slots, under
+from subquad.mixers import Mixer, build
+from subquad.mixers.linformer import Linformer
+from subquad.mixers.primal import Primal
+from subquad.nn.block import Block, Surroundings
+from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
+from subquad.nn.feedforward import PLAIN
+from subquad.nn.heads import WordHead
+from subquad.nn.positions import LearnedPositions, count_tokens
+from subquad.nn.stack import MixerChoice, Stack, StackConfig, Stacked
+from tests.golden_files import OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
+
+Config = Mapping[str, Any]
+State = Mapping[str, Tensor]
+
+# ---------------------------------------------------------------------- what the three kinds share
+
+
+def stack_of(mixers: list[Mixer], **options: Any) -> Stack:
+    size = {"layers": len(mixers), "dim": mixers[0].config.dim, "heads": mixers[0].config.heads}
+    return Stack(StackConfig.model_validate({**size, "mixer": MixerChoice.of(mixers), **options}))
+
+
+def block_slots(mixer: Imported[Mixer], inside: str, norms: tuple[str, str], maps: tuple[str, str]) -> Slots:
+    """Where a layer of an original goes in a block. inside: the prefix of its attention."""
+    slots = moved(mixer.slots, inside, "mixer.")
+    for original, ours in zip((*norms, *maps), ("mixer_norm", "ffn_norm", "ffn.fc1", "ffn.fc2"), strict=True):
+        slots |= linear_slots(original, ours)
+    return slots
+
+
+def softmax_from(heads: int, names: tuple[str, str, str, str], weights: State) -> Imported[Mixer]:
+    """Softmax attention with biases everywhere. names: of the maps to q, k and v, and of the output's."""
+    *parts, out = names
+    width, dim = weights[f"{parts[0]}.weight"].shape
+    mixer = build("softmax", dim=dim, heads=heads, head_dim=width // heads)
+    return fill(mixer, weights, stacked_slots(parts, "qkv", width) | linear_slots(out, "out"))
+
+
+def check_gradients(fixture: Fixture, imported: Imported[Any], loss: Tensor) -> None:
+    """All stored gradients."""
+    imported.module.zero_grad()
+    loss.backward()
+    golden = fixture.under("grad_total.weights.")
+    assert golden, "no gradients are stored"
+    assert_gradients(imported, golden)
+
+
+def check_contract(
+    features: Callable[[Tensor, Tensor | None], Stacked], given: Tensor, padding: Tensor, as_original: Tensor
+) -> None:
+    """With padding known everywhere, rows without any are the original's, and the others what they are alone."""
+    with torch.no_grad():
+        x = features(given, padding).x
+        assert torch.isfinite(x).all()
+        clean = ~padding.any(1)
+        if clean.any():
+            assert_close(x[clean], as_original[clean], OUTPUT_TOLERANCE, "features of rows without padding")
+        for row, valid in enumerate(~padding):
+            if valid.any():
+                alone = features(given[row : row + 1, valid], None).x[0]
+                assert_close(x[row, valid], alone, OUTPUT_TOLERANCE, f"row {row} with and without padding")
+
+
+# ---------------------------------------------------------------------- PrimalAttention: Long Range Arena
+
+
+class LongRangeHost(nn.Module):
+    """Token and position embeddings, pre-norm blocks, classes of one text or of a pair."""
+
+    def __init__(self, embedding: TokenEmbedding, stack: Stack, head: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.stack, self.head = embedding, stack, head
+
+    def features(self, ids: Tensor, padding: Tensor | None) -> Stacked:
+        return self.stack(self.embedding(ids, padding), Surroundings(padding))
+
+    def features_as_original(self, ids: Tensor, padding: Tensor) -> Stacked:
+        """Padded tokens are embedded, sampled and counted like others; the last features there are zeros."""
+        with masks_of_original(self.stack, padding):
+            done = self.features(ids, None)
+        return done._replace(x=done.x * padding.logical_not()[..., None])
+
+
+@contextmanager
+def masks_of_original(stack: Stack, padding: Tensor) -> Iterator[None]:
+    """Primal attention: zeros in place of the joined heads of padded tokens. Softmax: their keys are not read."""
+    there = padding.logical_not()[..., None]
+
+    def zero_heads(_: nn.Module, given: tuple[Tensor]) -> Tensor:
+        return given[0] * there
+
+    def hide_keys(_: nn.Module, given: tuple[Tensor], options: dict[str, Any]) -> tuple[tuple[Tensor], dict[str, Any]]:
+        return given, {**options, "context": given[0], "context_padding": padding}
+
+    hooks = []
+    for mixer in (module for module in stack.modules() if isinstance(module, Mixer)):
+        if isinstance(mixer, Primal):
+            hooks.append(mixer.out.register_forward_pre_hook(zero_heads))
+        else:
+            hooks.append(mixer.register_forward_pre_hook(hide_keys, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def long_range_host(config: Config, weights: State) -> Imported[LongRangeHost]:
+    dim = config["transformer_dim"]
+    found = (re.match(r"model\.(transformer_?\d*)\.", name) for name in weights)
+    layers = sorted({match[1] for match in found if match}, key=lambda name: int(re.sub(r"\D", "", name) or 0))
+    mixers, slots = [], linear_slots("model.norm", "stack.norm")
+    for number, layer in enumerate(layers):
+        imported = long_range_mixer(config, under(weights, f"model.{layer}.mha."))
+        mixers.append(imported.module)
+        places = block_slots(imported, "mha.", ("norm1", "norm2"), ("mlpblock.0", "mlpblock.3"))
+        slots |= moved(places, f"model.{layer}.", f"stack.blocks.{number}.")
+    tied = config["num_layers"] if layers == ["transformer"] else 1  # one block, used again and again
+    hidden = config["transformer_hidden_dim"]
+    stack = stack_of(mixers * tied, hidden=hidden, activation="gelu", norm="pre")
+    for number in range(1, len(stack.blocks)):
+        if tied > 1:
+            stack.blocks[number] = stack.blocks[0]
+
+    embedded = EmbeddingConfig(positions="learned", max_length=config["max_seq_len"], scale=False, pad=None)
+    slots |= {
+        "model.embeddings.word_embeddings.weight": Slot("embedding.tokens.weight"),
+        "model.embeddings.position_embeddings.weight": Slot("embedding.positions.table"),
+    }
+    inner, pooled = weights["seq_classifer.mlpblock.0.weight"].shape
+    head = nn.Sequential(nn.Linear(pooled, inner), nn.ReLU(), nn.Linear(inner, config["num_classes"]))
+    slots |= linear_slots("seq_classifer.mlpblock.0", "head.0") | linear_slots("seq_classifer.mlpblock.2", "head.2")
+    embedding = TokenEmbedding(config["vocab_size"], dim, embedded)
+    return fill(LongRangeHost(embedding, stack, head), weights, slots)
+
+
+def long_range_mixer(config: Config, weights: State) -> Imported[Mixer]:
+    if "We" in weights:
+        return primal.mixer_from({**config, "dim": config["transformer_dim"]}, weights)
+    return softmax_from(config["num_head"], ("W_q", "W_k", "W_v", "ff"), weights)
+
+
+def check_lra(fixture: Fixture) -> None:
+    config, label = fixture.config, fixture["in.label"]
+    imported = long_range_host(config, fixture.under("weights."))
+    host = imported.module.eval()
+    # Both texts of a pair are one batch: its mean of J is the mean of the two, as in the original.
+    texts = ("_0", "_1") if "in.ids_0" in fixture else ("",)
+    ids = torch.cat([fixture[f"in.ids{text}"] for text in texts])
+    padding = torch.cat([fixture[f"in.mask{text}"] for text in texts]) == 0
+    if config["pooling_mode"] == "CLS":  # the last symbol of the vocabulary in front, and the last token dropped
+        ids = F.pad(ids, (1, -1), value=config["vocab_size"] - 1)
+        padding = F.pad(padding, (1, -1), value=False)
+
+    tokens, _, aux = host.features_as_original(ids, padding)
+    assert aux is not None
+    pooled = tokens[:, 0] if config["pooling_mode"] == "CLS" else tokens.mean(1)
+    if len(texts) == 2:
+        a, b = pooled.chunk(2)
+        pooled = torch.cat([a, b, a * b, a - b], -1)
+    logits = host.head(pooled)
+    entropy, ksvd = F.cross_entropy(logits, label, reduction="none"), aux.mean()
+    total = entropy + config["eta"] * ksvd
+    if len(texts) == 1:
+        assert_close(tokens, fixture["out.token"], OUTPUT_TOLERANCE, "tokens")
+        assert_close(logits, fixture["out.logits"], OUTPUT_TOLERANCE, "logits")
+    assert torch.equal((logits.argmax(-1) == label).float(), fixture["out.accu"]), "hits"
+    assert_close(entropy, fixture["out.loss_ce"], OUTPUT_TOLERANCE, "cross-entropy")
+    assert_close(ksvd.view(1), fixture["out.loss_ksvd"], OUTPUT_TOLERANCE, "regulariser")
+    assert_close(total, fixture["out.loss_per_sample"], OUTPUT_TOLERANCE, "loss")
+    check_gradients(fixture, imported, total.mean())
+    check_contract(host.features, ids, padding, tokens)
+
+
+# ---------------------------------------------------------------------- PrimalAttention: time series
+
+
+class TimeSeriesHost(nn.Module):
+    """Measurements mapped to the width of the model, learned positions, post-norm blocks, classes of all steps."""
+
+    def __init__(self, config: Config, stack: Stack) -> None:
+        super().__init__()
+        dim, most = config["d_model"], config["max_len"]
+        self.enter, self.positions = nn.Linear(config["feat_dim"], dim), LearnedPositions(dim, most)
+        self.stack, self.head = stack, nn.Linear(dim * most, config["classes"])
+
+    def features(self, series: Tensor, padding: Tensor | None) -> Stacked:
+        number = count_tokens(padding, series.shape[1], None, series.device)
+        scale = self.positions.table.shape[1] ** 0.5
+        return self.stack(scale * self.enter(series) + self.positions(number), Surroundings(padding))
+
+
+def time_series_host(config: Config, weights: State) -> Imported[TimeSeriesHost]:
+    mixers: list[Mixer] = []
+    slots = {"pos_enc.pe": Slot("positions.table")} | linear_slots("encoder.norm", "stack.norm")
+    slots |= linear_slots("project_inp", "enter") | linear_slots("output_layer", "head")
+    for number in range(sum(name.endswith(".norm1.weight") for name in weights)):  # one original ignores its option
+        layer = f"encoder.attn_layers.{number}."
+        imported = time_series_mixer(config, under(weights, f"{layer}attention."))
+        mixers.append(imported.module)
+        places = block_slots(imported, "attention.", ("norm1", "norm2"), ("conv1", "conv2"))
+        slots |= moved(places, layer, f"stack.blocks.{number}.")
+    stack = stack_of(mixers, hidden=config["d_ff"], activation=config["activation"], norm="post", final_norm=True)
+    return fill(TimeSeriesHost(config, stack), weights, slots)
+
+
+def time_series_mixer(config: Config, weights: State) -> Imported[Mixer]:
+    if "We" in weights:
+        return primal.mixer_from({**config, "dim": config["d_model"], "max_seq_len": config["max_len"]}, weights)
+    names = ("query_projection", "key_projection", "value_projection", "out_projection")
+    return softmax_from(config["heads"], names, weights)
+
+
+def check_time_series(fixture: Fixture) -> None:
+    """The original tells no layer of the padding: features of padded steps are zeroed before the last map."""
+    config, series, there = fixture.config, fixture["in.x"], fixture["in.padding_mask"].bool()
+    imported = time_series_host(config, fixture.under("weights."))
+    host = imported.module.eval()
+    features, _, aux = host.features(series, None)
+    assert aux is not None
+    logits = host.head((PLAIN[config["activation"]](features) * there[..., None]).flatten(1))
+    entropy, ksvd = F.cross_entropy(logits, fixture["in.label"].view(-1), reduction="none"), aux.mean(0)
+    total = entropy + config["eta"] * ksvd
+    assert_close(logits, fixture["out.logits"], OUTPUT_TOLERANCE, "logits")
+    assert_close(entropy, fixture["out.loss_ce"], OUTPUT_TOLERANCE, "cross-entropy")
+    assert_close(ksvd, fixture["out.loss_ksvd_per_sample"], OUTPUT_TOLERANCE, "regulariser")
+    assert_close(total, fixture["out.loss_total"], OUTPUT_TOLERANCE, "loss")
+    check_gradients(fixture, imported, total.mean())
+    check_contract(host.features, series, ~there, features)
+
+
+# ---------------------------------------------------------------------- Linformer: RoBERTa
+
+
+class RobertaHost(nn.Module):
+    """Embedding, post-norm blocks, and words scored by the embedding after one more map."""
+
+    def __init__(self, embedding: TokenEmbedding, stack: Stack) -> None:
+        super().__init__()
+        dim = embedding.dim
+        self.embedding, self.stack = embedding, stack
+        self.last, self.last_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
+        self.head = WordHead(dim, embedding.vocab, bias=True, tied=cast(nn.Embedding, embedding.tokens))
+
+    def features(self, tokens: Tensor, padding: Tensor | None) -> Stacked:
+        return self.stack(self.embedding(tokens, padding), Surroundings(padding))
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.head(self.last_norm(F.gelu(self.last(features))))
+
+
+def roberta_host(config: Config, weights: State) -> Imported[RobertaHost]:
+    encoder, dim, one_for_all = "encoder.sentence_encoder.", config["dim"], config["shared_layer_kv_compressed"]
+    renamed = {
+        "embed_dim": dim,
+        "num_heads": config["heads"],
+        "max_seq_len": config["max_positions"],
+        "shared_kv_compressed": config["shared_kv_compressed"],
+        "shared_compress_layer": one_for_all,
+        "freeze_compress": config.get("freeze_compress", 0),
+    }
+    mixers: list[Mixer] = []
+    slots: Slots = {}
+    for number in range(config["layers"]):
+        layer = f"{encoder}layers.{number}."
+        imported = linformer.mixer_from(renamed, under(weights, f"{layer}self_attn."))
+        mixers.append(imported.module)
+        places = block_slots(imported, "self_attn.", ("self_attn_layer_norm", "final_layer_norm"), ("fc1", "fc2"))
+        slots |= moved(places, layer, f"stack.blocks.{number}.")
+    activation = config["activation"].partition("(")[0]
+    stack = stack_of(mixers, hidden=config["ffn"], activation=activation, norm="post")
+    if one_for_all:
+        compression = Slot("stack.blocks.0.mixer.compress_k")
+        slots |= {name: compression for name in slots if ".compress_" in name}
+        slots |= {f"{encoder}compress_layer.weight": compression}
+        layers = [cast(Linformer, cast(Block, block).mixer) for block in stack.blocks]
+        for mixer in layers[1:]:
+            mixer.share_compression(layers[0])
+
+    embedded = EmbeddingConfig(
+        positions="learned", max_length=config["max_positions"], scale=False, norm=True, pad=config["pad"]
+    )
+    slots |= {
+        f"{encoder}embed_tokens.weight": Slot("embedding.tokens.weight"),
+        f"{encoder}embed_positions.weight": Slot("embedding.positions.table", source=slice(FIRST_POSITION, None)),
+        "encoder.lm_head.weight": Slot("embedding.tokens.weight"),
+        "encoder.lm_head.bias": Slot("head.bias"),
+    }
+    slots |= linear_slots(f"{encoder}layernorm_embedding", "embedding.norm")
+    slots |= linear_slots("encoder.lm_head.dense", "last") | linear_slots("encoder.lm_head.layer_norm", "last_norm")
+    unused = [name for name in weights if re.search(r"(\.version|\.compress_(k|v|layer)\.bias)$", name)]
+    host = RobertaHost(TokenEmbedding(config["vocab"], dim, embedded), stack)
+    return fill(host, weights, slots, unused)
+
+
+def check_roberta(fixture: Fixture) -> None:
+    """The original zeroes embedded padding, and reads what later layers make of it as if it were tokens."""
+    config, tokens = fixture.config, fixture["in.tokens"]
+    imported = roberta_host(config, fixture.under("weights."))
+    host, padding = imported.module.eval(), tokens == config["pad"]
+    states = [host.embedding(tokens, padding)]
+    hooks = [block.register_forward_hook(lambda _, __, done: states.append(done[0])) for block in host.stack.blocks]
+    features = host.stack(states[0], Surroundings()).x
+    for hook in hooks:
+        hook.remove()
+    logits = host.logits(features)
+    loss = F.cross_entropy(logits[~padding], tokens[~padding], reduction="sum")
+    for number, state in enumerate(states):
+        golden = fixture[f"out.inner_state.{number}"].transpose(0, 1)
+        assert_close(state, golden, OUTPUT_TOLERANCE, f"state {number}")
+    assert_close(features, fixture["out.features"], OUTPUT_TOLERANCE, "features")
+    assert_close(logits, fixture["out.logits"], OUTPUT_TOLERANCE, "logits")
+    assert_close(loss.view(1), fixture["out.loss_ce_sum_nonpad_selfpred"], OUTPUT_TOLERANCE, "loss")
+    check_gradients(fixture, imported, loss)
+    check_contract(host.features, tokens, padding, features)

@@ -1,0 +1,106 @@
+"""Fixtures in JSON: numbers that are compared one by one instead of tensors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad.models import Model, build_model, preset
+from subquad.models.costs import costs
+from subquad.models.presets import PRESETS
+from subquad.nn.positions import build_positions, count_tokens
+from tests.golden_files import OUTPUT_TOLERANCE, assert_close
+
+# The settings of the papers; on pyramids LARA's landmarks are mapped over all channels.
+MIXERS: dict[str, dict[str, Any]] = {
+    "softmax": {"name": "softmax"},
+    "performer": {"name": "performer", "features": 64},
+    "local": {"name": "local", "window": 7, "relative": "table", "dims": 2},
+    "eva": {"name": "eva", "window": 7, "landmarks": 49, "relative": "table", "dims": 2},
+    "lara": {"name": "lara", "landmarks": 49, "proposal": "pool", "mixing": "keys", "alpha": 2.0},
+}
+PYRAMIDS = {
+    "nano": ([32, 64, 160, 256], [2, 2, 2, 2], [8, 8, 4, 4]),
+    "tiny": ([64, 128, 320, 512], [2, 2, 2, 2], [8, 8, 4, 4]),
+    "small": ([64, 128, 320, 512], [3, 4, 6, 3], [8, 8, 4, 4]),
+    "medium": ([64, 128, 320, 512], [3, 4, 18, 3], [8, 8, 4, 4]),
+    "base": ([64, 128, 320, 512], [3, 8, 27, 3], [8, 8, 4, 4]),
+    "large": ([64, 128, 320, 512], [3, 6, 40, 3], [4, 4, 4, 4]),
+}
+
+
+def vision_model(key: str) -> Model:
+    """A model of the efficient-attention library by its name there and its mechanism: `evit_tiny_p8/eva`."""
+    name, mechanism = key.split("/")
+    if name.startswith("evit_"):
+        size, patch = name.rsplit("_p", 1)
+        known = name if name in PRESETS else f"{size}_p16"
+        return build_model(known, patch=int(patch), encoder={"mixer": MIXERS[mechanism]})
+    doubled = name.endswith("2")  # such names have twice the heads
+    dims, depths, ratios = PYRAMIDS[name.removeprefix("pvt_").removesuffix("2")]
+    heads = [number * (2 if doubled else 1) for number in (1, 2, 5, 8)]
+    mixer = MIXERS[mechanism] | ({"pool_map": "dense"} if mechanism == "lara" else {})
+    base = preset("pvt_v2_b3")["stages"]
+    stages = [
+        {
+            **base[i],
+            "dim": dims[i],
+            "layers": depths[i],
+            "heads": heads[i],
+            "hidden": ratios[i] * dims[i],
+            "mixer": mixer,
+        }
+        for i in range(4)
+    ]
+    stages[-1]["mixer"] = "softmax"
+    return build_model("pyramid", stages=stages)
+
+
+def check_parameter_counts(content: dict[str, int]) -> None:
+    assert content
+    for key, count in content.items():
+        with torch.device("meta"):
+            assert vision_model(key).parameter_count() == count, key
+
+
+def check_multiplications(content: dict[str, float]) -> None:
+    """Billions of multiply-adds an image. LARA's landmarks are products here, which the original pools: more."""
+    for key, billions in content.items():
+        with torch.device("meta"):
+            config = vision_model(key).config.model_dump(mode="json")
+        ours = costs(config, batch=1, length=1).flops / 2e9
+        if key.endswith("/lara"):
+            assert billions <= ours <= 1.1 * billions, key
+        else:
+            assert abs(ours - billions) <= 1e-9, key
+
+
+def check_sinusoids(content: dict[str, Any]) -> None:
+    """fairseq's table from its first position on, and the rows that tokens get, padding left out."""
+    first = content["padding_idx"] + 1
+    for dim, table in ((content["dim"], content["table"]), (7, content.get("odd_dim7_table"))):
+        if table is not None:
+            positions = build_positions("sinusoidal", dim, 1)
+            assert positions is not None
+            golden = torch.tensor(table)[first:]
+            assert_close(positions(torch.arange(len(golden))[None])[0], golden, OUTPUT_TOLERANCE, f"table of {dim}")
+    tokens = torch.tensor(content["tokens"])
+    padding = tokens == content["padding_idx"]
+    positions = build_positions("sinusoidal", content["dim"], 1)
+    assert positions is not None
+    ours = positions(count_tokens(padding, tokens.shape[1], None, tokens.device))
+    golden = torch.tensor(content["out"])
+    assert_close(ours[~padding], golden[~padding], OUTPUT_TOLERANCE, "positions of tokens")
+
+
+TABLES: dict[str, Callable[[Any], None]] = {
+    "efficient-attention/param_counts.json": check_parameter_counts,
+    "efficient-attention/gmacs_measured.json": check_multiplications,
+    "fairseq/sinusoidal.json": check_sinusoids,
+}
+
+
+def check(path: Path, name: str) -> None:
+    TABLES[name](json.loads(path.read_text()))

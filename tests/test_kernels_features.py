@@ -1,0 +1,164 @@
+"""Fused attention through exponential features against its definition, and against the mixer's explicit form."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from subquad.kernels import feature_tiles
+from subquad.kernels.feature_attention import feature_attention, feature_scores
+from subquad.mixers import Mixer, build
+from tests.mixer_cases import close, enlarge
+from tests.test_kernels_windows import poisoned_memory
+
+FLOOR = 1e-4
+LENGTHS = [1, 2, 63, 513, 1025]
+
+
+def levels(y: Tensor, there: Tensor | None) -> Tensor:
+    """Of scores (2, batch, heads, time, m): each query's own largest, and that of all keys of its row and head."""
+    largest = y.detach().amax(-1)
+    keys = largest[1] if there is None else largest[1].masked_fill(~there[:, None], -1e30)
+    return torch.stack([largest[0], keys.amax(-1, keepdim=True).expand_as(keys)])
+
+
+def fused(qkv: Tensor, matrix: Tensor, there: Tensor | None, least: float) -> Tensor:
+    scores = feature_scores(qkv, matrix)
+    return feature_attention(qkv, matrix, scores, levels(scores.y, there), there, FLOOR, least)
+
+
+def by_definition(qkv: Tensor, matrix: Tensor, there: Tensor | None, least: float) -> Tensor:
+    """Every pair of query and key."""
+    q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
+    t = torch.stack([q, k]) * qkv.shape[-1] ** -0.25
+    y = t @ matrix.transpose(-1, -2)
+    exponent = y - t.square().sum(-1, keepdim=True) / 2 - levels(y, there)[..., None]
+    phi_q, phi_k = exponent.exp() * matrix.shape[1] ** -0.5 + FLOOR
+    weights = phi_q @ phi_k.transpose(-1, -2)
+    if there is not None:
+        weights = weights.masked_fill(~there[:, None, None, :], 0)
+    return (weights @ v / weights.sum(-1, keepdim=True).clamp(min=least)).transpose(1, 2)
+
+
+def problem(time: int, batch: int = 2, padded: bool = False, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
+    torch.manual_seed(time)
+    qkv = torch.randn(batch, time, 3, 2, 4, dtype=dtype, requires_grad=True)
+    matrix = torch.randn(2, 5, 4, dtype=dtype, requires_grad=True)
+    there = torch.arange(time) < torch.randint(1, time + 1, (batch, 1)) if padded else None
+    return qkv, matrix, there
+
+
+def output_and_gradients(function: Any, inputs: tuple[Any, ...], least: float) -> list[Tensor]:
+    qkv, matrix, there = inputs
+    y = function(qkv, matrix, there, least)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+    return [y, *torch.autograd.grad(y, [qkv, matrix], upstream)]
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("tile", [2**18, 300])
+@pytest.mark.parametrize("time", LENGTHS)
+def test_by_definition(time: int, tile: int, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64, with clamps that some divisors fall below and others not; every entry is written."""
+    monkeypatch.setattr(feature_tiles, "TILE_ELEMENTS", tile)
+    inputs = problem(time, padded=padded)
+    for least in (1e-2, 0.1):
+        with poisoned_memory():
+            ours = output_and_gradients(fused, inputs, least)
+        for one, other in zip(ours, output_and_gradients(by_definition, inputs, least), strict=True):
+            assert close(one, other, 1e-12)
+
+
+@pytest.mark.parametrize("time", LENGTHS)
+def test_in_float32(time: int) -> None:
+    """Against float64, at most 1e-6 of the largest value; for W, whose gradient sums over all tokens, 2e-6.
+
+    The definition itself, computed in float32, is 1.4e-6 off in W's gradient at 1025 tokens.
+    """
+    qkv, matrix, there = problem(time, padded=True, dtype=torch.float32)
+    exact = (t.detach().double().requires_grad_() for t in (qkv, matrix))
+    ours = output_and_gradients(fused, (qkv, matrix, there), 1e-2)
+    expected = output_and_gradients(by_definition, (*exact, there), 1e-2)
+    for one, other, bound in zip(ours, expected, (1e-6, 1e-6, 2e-6), strict=True):
+        assert (one - other).abs().max() <= bound * max(1.0, other.abs().max().item())
+
+
+def test_many_short_rows_share_a_tile() -> None:
+    inputs = problem(3, batch=7, padded=True)
+    ours = output_and_gradients(fused, inputs, 1e-2)
+    for one, other in zip(ours, output_and_gradients(by_definition, inputs, 1e-2), strict=True):
+        assert close(one, other, 1e-12)
+
+
+def test_what_is_not_needed_gets_no_gradient() -> None:
+    qkv, matrix, _ = problem(9)
+    fixed = matrix.detach()
+    (alone,) = torch.autograd.grad(fused(qkv, fixed, None, 1e-2).sum(), [qkv])
+    together, _ = torch.autograd.grad(fused(qkv, matrix, None, 1e-2).sum(), [qkv, matrix])
+    assert torch.equal(alone, together)
+    unused = fused(qkv, matrix, None, 1e-2)
+    assert torch.autograd.grad((qkv.sum() + 0 * unused.detach().sum()), [matrix], allow_unused=True) == (None,)
+    with torch.no_grad():
+        assert torch.equal(fused(qkv, matrix, None, 1e-2), unused)
+
+
+def test_absent_keys_may_hold_anything_finite() -> None:
+    """Their exponentials would overflow."""
+    qkv, matrix, _ = problem(6, dtype=torch.float32)
+    there = (torch.arange(6) < 4).expand(2, -1)
+    wild = torch.where(there[:, :, None, None, None], qkv, 30.0).detach().requires_grad_()
+    y, d_qkv, d_matrix = output_and_gradients(fused, (wild, matrix, there), 1e-2)
+    assert y.isfinite().all()
+    assert d_qkv.isfinite().all()
+    assert d_matrix.isfinite().all()
+    assert (d_qkv[:, 4:, 1:] == 0).all()
+
+
+def test_opcheck() -> None:
+    for padded in (False, True):
+        qkv, matrix, there = problem(7, padded=padded, dtype=torch.float32)
+        y, c, level = feature_scores(qkv, matrix)
+        torch.library.opcheck(torch.ops.subquad.feature_scores, (qkv.detach(), matrix.detach()))
+        shift = -c - levels(y, there)
+        torch.library.opcheck(torch.ops.subquad.feature_attention, (qkv, matrix, y, shift, there, FLOOR, 1e-2, True))
+        assert torch.equal(level, y.amax(-1))
+
+
+def favorp(**options: object) -> Mixer:
+    torch.manual_seed(0)
+    mixer = build("performer", dim=16, heads=4, features=8, **options)
+    enlarge(mixer)
+    return mixer
+
+
+@pytest.mark.parametrize("scheme", ["learnable", "fixed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_the_fused_form_equals_the_explicit_one(
+    scheme: str, dtype: torch.dtype, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixer = favorp(projection=scheme).to(dtype)
+    padding = torch.arange(513) >= torch.tensor([[513], [100], [0]]) if padded else None
+    results = []
+    for forced in ("auto", "reference"):
+        monkeypatch.setenv("SUBQUAD_KERNELS", forced)
+        x = torch.randn(3, 513, 16, generator=torch.Generator().manual_seed(2)).to(dtype).requires_grad_()
+        y = mixer(x, padding=padding).y
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()])])
+    for one, other in zip(*results, strict=True):
+        assert close(one, other, 1e-12 if dtype == torch.float64 else 5e-5)
+
+
+def test_compiles_whole_and_repeats_itself() -> None:
+    mixer = favorp(projection="learnable")
+    x = torch.randn(2, 65, 16, requires_grad=True)
+
+    def results(call: Any) -> list[Tensor]:
+        y = call(x).y
+        return [y, *torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()])]
+
+    first, second = results(mixer), results(mixer)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    compiled = results(torch.compile(mixer, fullgraph=True, backend="aot_eager"))
+    assert all(close(one, other, 1e-5) for one, other in zip(compiled, first, strict=True))
