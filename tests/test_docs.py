@@ -141,12 +141,22 @@ def test_state_cell(name) -> None:
 
 
 def test_the_library_example_runs_and_is_ten_lines() -> None:
-    (example,) = blocks("python")
+    example, _ = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) == 10
     scope: dict = {}
     exec(example, scope)
     assert scope["y"].shape == (2, 1, 64)
     assert scope["state"].lengths.tolist() == [100, 100]
+
+
+def test_the_model_example_runs(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, example = blocks("python")
+    scope: dict = {}
+    exec(example, scope)
+    whole = scope["model"](scope["tokens"]).logits
+    torch.testing.assert_close(scope["logits"][:, 0], whole[:, -1], atol=1e-5, rtol=1e-5)
+    assert (tmp_path / "my-model" / "weights.safetensors").exists()
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("subquad")])
