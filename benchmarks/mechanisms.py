@@ -27,7 +27,7 @@ from plot import draw
 
 from subquad.allocator import set_up_command
 from subquad.cli.output import print_table
-from subquad.compare.profiling import environment
+from subquad.environment import environment
 from subquad.kernels import dispatch
 
 PARTS: dict[str, Callable[[Effort, Callable[[str], None]], Iterator[Result]]] = {

@@ -12,7 +12,8 @@ from subquad.cli.bench import parse_settings
 from subquad.cli.main import run as run_command
 from subquad.compare.bench import Plan, report, run
 from subquad.compare.checks import LONGEST_CHECK
-from subquad.compare.profiling import cpu_model, interleaved_seconds, peak_bytes
+from subquad.compare.profiling import interleaved_seconds, peak_bytes
+from subquad.environment import cpu_model
 from subquad.mixers import Capabilities, Mixer, MixerConfig, State, available, base
 from subquad.mixers.state import fresh_lengths
 

@@ -1,4 +1,4 @@
-"""Measuring a piece of work: its seconds, its peak of memory, and the environment that both depend on.
+"""Measuring a piece of work: its seconds and its peak of memory.
 
 Peak memory is what the measured work itself had allocated at its worst moment: tensors that existed before it (inputs,
 parameters) are not counted. On the CPU it is the running sum of every allocation and release that torch's profiler
@@ -6,10 +6,8 @@ sees, temporaries inside fused kernels included; what a library takes behind tor
 """
 
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,25 +103,3 @@ def _allocations(recorded: profile) -> list[tuple[int, int]]:
             change: Any = event.extra_fields
             events.append((event.start_time_ns, change.ptr, change.alloc_size))
     return [(address, size) for _, address, size in sorted(events, key=lambda event: event[0])]
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """What a time depends on besides the code. Names no host, user or path."""
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": cpu_model(),
-        "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-    }
-
-
-def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the system states it, or its architecture."""
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

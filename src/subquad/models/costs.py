@@ -30,6 +30,7 @@ class Costs:
     """tokens: what one forward pass reads, of both sides where there are two. None: the model cannot stream."""
 
     tokens: int
+    parameters: int
     flops: int
     activation_bytes: int
     training_bytes: int
@@ -62,6 +63,7 @@ def costs(config: dict[str, Any], batch: int, length: int) -> Costs:
     tokens = batch * _image_tokens(model) if given[0].is_floating_point() else sum(part.numel() for part in given)
     return Costs(
         tokens=tokens,
+        parameters=model.parameter_count(),
         flops=counter.get_total_flops(),
         activation_bytes=kept,
         training_bytes=TRAINING_COPIES * weights + kept,
