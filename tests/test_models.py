@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.mixers import available
+from subquad.mixers import available, build, mixer_class
+from subquad.mixers.attention import rotated
 from subquad.models import LanguageModel, Model, Seq2Seq, build_model, load_model, model_from, save_model
 from subquad.models.costs import costs
 from subquad.models.storage import CONFIG, WEIGHTS, load_weights
@@ -55,9 +56,13 @@ def close(ours: Tensor, other: Tensor) -> None:
 # ---------------------------------------------------------------------- streaming
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none", "rotary"])
 @pytest.mark.parametrize("mechanism", able("decoder"))
 def test_chunks_of_any_size_equal_one_pass(mechanism: str, positions: str) -> None:
+    if positions == "rotary" and "rotary" not in mixer_class(mechanism).Config.model_fields:
+        with pytest.raises(ValueError, match=f"mixer '{mechanism}' has no option 'rotary'"):
+            language_model(mechanism, positions=positions)
+        return
     model, tokens = language_model(mechanism, positions=positions), words(3, 19)
     whole = model(tokens).logits
     for sizes in ([1] * 19, [5, 1, 13], [18, 1]):
@@ -273,6 +278,26 @@ def test_regularisers_are_averaged_over_the_layers_that_have_one() -> None:
     assert single is not None
     assert single.shape == (2, 2)
     close(model(tokens).aux, single.mean(0))
+
+
+def test_rotary_positions_tell_distances_and_nothing_else() -> None:
+    q, k = torch.randn(2, 1, 6, 1, 8, dtype=torch.float64)
+    at = torch.arange(6)[None]
+    near, far = (rotated(q, at + shift) @ rotated(k, at + shift).transpose(-1, -2) for shift in (0, 100))
+    torch.testing.assert_close(near, far, atol=1e-5, rtol=1e-5)  # angles are float32
+    by_hand = torch.view_as_complex(torch.stack(q.chunk(2, -1), -1).contiguous())
+    angle = at[0][:, None, None] * 10000.0 ** (-torch.arange(4) / 4)
+    turned = by_hand * torch.polar(torch.ones_like(angle), angle)
+    torch.testing.assert_close(rotated(q, at), torch.cat([turned.real, turned.imag], -1), atol=1e-5, rtol=1e-5)
+
+
+def test_rotary_is_refused_where_positions_have_no_meaning() -> None:
+    with pytest.raises(ValueError, match="slots mix all positions"):
+        build("linformer", dim=16, heads=2, rotary=True)
+    with pytest.raises(ValueError, match="odd number"):
+        build("softmax", dim=6, heads=2, rotary=True)
+    with pytest.raises(ValueError, match="two sequences have no distance"):
+        build("softmax", dim=16, heads=2, rotary=True)(torch.zeros(1, 2, 16), context=torch.zeros(1, 2, 16))
 
 
 # ---------------------------------------------------------------------- costs

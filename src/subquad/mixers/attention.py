@@ -1,5 +1,8 @@
 """What the mechanisms built on queries, keys and values share: projections into heads and back."""
 
+import math
+
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -12,10 +15,23 @@ class AttentionConfig(MixerConfig):
     """Options of every mechanism with queries, keys and values."""
 
     qkv_bias: bool = Field(True, description="bias of the query, key and value projections")
+    rotary: bool = Field(
+        False,
+        description="rotate queries and keys by their positions, so that their products tell distances (not across a "
+        "context); on a grid positions count row by row",
+    )
 
     @property
     def head_width(self) -> int:
         return self.dim // self.heads
+
+    def check(self) -> None:
+        super().check()
+        self.check_rotary()
+
+    def check_rotary(self) -> None:
+        if self.rotary and self.head_width % 2:
+            raise ValueError(f"rotary positions turn pairs of channels; a head of {self.head_width} has an odd number")
 
 
 class AttentionMixer(Mixer):
@@ -40,9 +56,27 @@ class AttentionMixer(Mixer):
         """From heads side by side (heads * d) to the model width."""
         return nn.Linear(self.inner, self.config.dim)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def projections(self, x: Tensor, start: Tensor | None = None) -> Tensor:
+        """[q | k | v] (batch, time, 3 C), q and k rotated where the config says so.
+
+        start: (batch,) int64, tokens of each row before the first of x; None: x begins the sequence.
+        """
+        flat = self.qkv(x)
+        if not self.config.rotary:
+            return flat
+        number = torch.arange(x.shape[1], device=x.device)[None]
+        q, k, v = flat.unflatten(-1, (3, self.config.heads, -1)).unbind(2)
+        turned = rotated(torch.stack([q, k], 2), number if start is None else number + start[:, None])
+        return torch.cat([turned, v[:, :, None]], 2).flatten(2)
+
+    def project(self, x: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v, each (batch, heads, time, d)."""
-        return self.split_heads(self.qkv(x))
+        return self.split_heads(self.projections(x, start))
+
+    def why_no_cross(self) -> str | None:
+        if self.config.rotary:
+            return f"{self.name} with rotary=True cannot read a context: positions of two sequences have no distance"
+        return super().why_no_cross()
 
     def split_heads(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[q | k | v] (batch, time, 3 C) -> q, k, v, each (batch, heads, time, d)."""
@@ -65,6 +99,20 @@ class AttentionMixer(Mixer):
     def finish(self, heads: Tensor) -> Tensor:
         """The same for heads that are side by side already: (batch, time, heads, d) -> (batch, time, C)."""
         return self.drop(self.out(heads.flatten(2).to(self.qkv.weight.dtype)))
+
+
+def rotated(x: Tensor, position: Tensor) -> Tensor:
+    """x (batch, time, ..., d) with channels i and i + d/2 turned by the angle p 10000^(-2i/d): rotary positions.
+
+    position: (batch or 1, time). Products of two such vectors depend on the difference of their positions.
+    """
+    half = x.shape[-1] // 2
+    rate = math.log(10000.0) / half
+    frequency = torch.exp(torch.arange(half, device=x.device, dtype=torch.float32) * -rate)
+    angle = (position.float()[..., None] * frequency).view(*position.shape, *(1,) * (x.dim() - 3), half)
+    cosine, sine = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    a, b = x.split(half, -1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1)
 
 
 def init_small(module: nn.Module) -> None:

@@ -98,6 +98,7 @@ class EVA(WindowMixer):
         {"window": 4, "chunk_size": 2, "relative": "t5", "overlap": True},
         {"window": 4, "form": "decoder", "chunk_size": 4},
         {"window": 3, "landmarks": 2, "adaptive": "none"},
+        {"window": 4, "chunk_size": 2, "rotary": True},
     )
 
     config: EVAConfig
@@ -139,7 +140,7 @@ class EVA(WindowMixer):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         config, space = self.config, self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
-        flat = self.qkv(x)
+        flat = self.projections(x)
         lengths = layout.lengths(x) if layout.valid is not None and layout.grid is None else None
         even = self._even_chunk(covered, lengths) if self.fuses(flat, layout) else None
         if even is not None:
@@ -200,7 +201,7 @@ class EVA(WindowMixer):
         size = self.max_step
         assert size is not None
         time = x.shape[1]
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, state.lengths)
         all_q = torch.cat([state.q, q], 2)
         all_k, all_v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         # A chunk of x is no longer than a chunk of EVA, so a row finishes one chunk or none.

@@ -77,6 +77,7 @@ class LARA(AttentionMixer):
         {"landmarks": 4},
         {"landmarks": 5, "proposal": "adaptive", "alpha": 2.0},
         {"landmarks": 4, "weights": "bh", "mixing": "keys", "pool_map": "dense"},
+        {"landmarks": 4, "rotary": True},
         {"landmarks": 9, "weights": "biased", "proposal": "plain-pool", "mixing": "values"},
     )
 
@@ -95,7 +96,7 @@ class LARA(AttentionMixer):
         return self.config.proposal != "adaptive"
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        flat = self.qkv(x)
+        flat = self.projections(x)
         q_bar, k_bar, exists = self._landmarks(x, flat, layout)
         with full_precision(x):
             sampling = self._sampling(at_least_float32(q_bar), at_least_float32(k_bar), exists)
@@ -124,9 +125,12 @@ class LARA(AttentionMixer):
             mapped = torch.stack([self.q_map(q), self.k_map(k)], 1)
             q_bar, k_bar = means(member[:, None, None], mapped).unbind(1)
             return q_bar, k_bar, exists
-        even = layout == Layout() and x.shape[1] % config.landmarks == 0 and not torch.compiler.is_compiling()
-        centre = x.unflatten(1, (config.landmarks, -1)).mean(2) if even else means(member, x)
-        q_bar, k_bar, v_bar = (self._only(exists, part) for part in self.project(centre))
+        if config.rotary:  # what is turned by positions has means of its own
+            landmarks = self.split_heads(means(member, flat))
+        else:
+            even = layout == Layout() and x.shape[1] % config.landmarks == 0 and not torch.compiler.is_compiling()
+            landmarks = self.project(x.unflatten(1, (config.landmarks, -1)).mean(2) if even else means(member, x))
+        q_bar, k_bar, v_bar = (self._only(exists, part) for part in landmarks)
         if layout.grid is None:
             return q_bar, k_bar, exists
         if config.proposal == "pool":

@@ -42,6 +42,8 @@ class LinformerConfig(SoftmaxConfig):
         super().check()
         if self.per_head and self.order != "project-first":
             raise ValueError("per_head=True needs order='project-first': before the projection there are no heads")
+        if self.rotary:
+            raise ValueError("rotary=True is not possible: slots mix all positions, so a key has none")
 
 
 @dataclass

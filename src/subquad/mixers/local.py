@@ -32,6 +32,7 @@ class Local(WindowMixer):
         {"window": 5, "overlap": True},
         {"window": 4, "relative": "table", "overlap": True},
         {"window": 3, "relative": "t5"},
+        {"window": 4, "rotary": True},
     )
 
     config: LocalConfig
@@ -43,7 +44,7 @@ class Local(WindowMixer):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         space = self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
-        flat = self.qkv(x)
+        flat = self.projections(x)
         if self.fuses(flat, layout):
             return uncover(self.finish(self.fused(flat, tokens)), covered, space), None
         q, k, v, mask = self.in_windows(*self.split_heads(flat), covered, tokens)
@@ -54,7 +55,7 @@ class Local(WindowMixer):
         return WindowState(*self.new_window(batch, device, dtype))
 
     def step(self, x: Tensor, new: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, state.lengths)
         k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         y = self.stream_window(q, k, state.lengths).softmax(-1).to(v.dtype) @ v
         return self.merge(y), WindowState(state.lengths + new, *self.slide(state, k, v, new))

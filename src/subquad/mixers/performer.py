@@ -110,6 +110,7 @@ class Performer(AttentionMixer):
         {"feature_map": "relu-only"},
         {"feature_map": "sigmoid-only"},
         {"features": 8, "cosine": True, "max_length": 512},
+        {"features": 8, "rotary": True},
     )
 
     config: PerformerConfig
@@ -128,7 +129,7 @@ class Performer(AttentionMixer):
         if self.config.causal:
             fresh = self.new_state(x.shape[0], x.device, x.dtype)
             return self._advance(x, lengths, fresh, matrix)[0], None
-        flat = self.qkv(x)
+        flat = self.projections(x)
         if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine and fuses_on_cpu(flat):
             assert matrix is not None
             return self.finish(self._fused(flat, matrix, layout.valid)), None
@@ -194,7 +195,7 @@ class Performer(AttentionMixer):
         self, x: Tensor, new: Tensor, state: PerformerState, matrix: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
         """Reads x (batch, time, C), the first new[b] positions of row b being tokens, after what `state` has read."""
-        q, k, v = (at_least_float32(t) for t in self.project(x))
+        q, k, v = (at_least_float32(t) for t in self.project(x, state.lengths))
         with full_precision(x):
             valid = right_padded(new, x.shape[1])
             positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)

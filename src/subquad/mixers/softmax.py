@@ -33,6 +33,7 @@ class SoftmaxConfig(AttentionConfig):
         return self.head_dim or self.dim // self.heads
 
     def check(self) -> None:
+        self.check_rotary()
         if self.head_dim is None:
             super().check()
         elif not self.out_projection and self.head_dim * self.heads != self.dim:
@@ -77,7 +78,7 @@ class SoftmaxHeads(AttentionMixer):
 class Softmax(SoftmaxHeads):
     Config = SoftmaxConfig
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="keys and values, O(T)", linear=False)
-    examples = ({}, {"head_dim": 3}, {"qkv_bias": False, "out_projection": False})
+    examples = ({}, {"head_dim": 3}, {"qkv_bias": False, "out_projection": False}, {"rotary": True})
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         q, k, v = self.project(x)
@@ -93,7 +94,7 @@ class Softmax(SoftmaxHeads):
         return SoftmaxState(fresh_lengths(batch, device), empty, empty)
 
     def step(self, x: Tensor, new: Tensor, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
-        q, k, v = self.project(x)
+        q, k, v = self.project(x, state.lengths)
         time, room = x.shape[1], state.k.shape[2] + x.shape[1]
         keep = right_padded(new, time)
         k = append_at(state.k, k, state.lengths, keep, room)

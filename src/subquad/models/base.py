@@ -11,7 +11,7 @@ from subquad.mixers import Mixer
 from subquad.mixers.attention import init_small, init_xavier
 from subquad.mixers.config import Options, nearest
 from subquad.mixers.softmax import Softmax
-from subquad.nn.stack import StackConfig, StackState
+from subquad.nn.stack import MixerChoice, StackConfig, StackState
 
 
 class Output(NamedTuple):
@@ -29,6 +29,8 @@ class ModelConfig(Options):
     kind: str
     stacks: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of the fields that hold a stack, with what the model decides about each."""
+    entrances: ClassVar[Mapping[str, str]] = {}
+    """Name of the embedding before a stack, where there is one."""
 
     @model_validator(mode="before")
     @classmethod
@@ -47,12 +49,22 @@ class ModelConfig(Options):
                 if stack.get(option, value) != value:
                     raise ValueError(f"{name}.{option} is {stack[option]!r}; this kind of model needs {value!r}")
             given[name] = {**stack, **fixed}
+            entrance = given.get(cls.entrances.get(name, ""), {})
+            positions = entrance.get("positions") if isinstance(entrance, Mapping) else entrance.positions
+            if positions == "rotary":
+                given[name]["mixer"] = _with_rotary(stack.get("mixer", "softmax"))
         return given
 
     @classmethod
     def decide(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """What every stack takes from the model's own options."""
         return {"dim": given.get("dim", cls.model_fields["dim"].default)}
+
+
+def _with_rotary(mixer: Any) -> Any:
+    """A mixer choice with rotary positions, which are an option of the mixers."""
+    mixer = mixer.model_dump() if isinstance(mixer, MixerChoice) else mixer
+    return {"name": mixer, "rotary": True} if isinstance(mixer, str) else {**mixer, "rotary": True}
 
 
 class Model(nn.Module):

@@ -22,6 +22,7 @@ class TextClassifierConfig(ModelConfig):
     head_hidden: int | None = Field(None, ge=1, description="width of a hidden layer before the classes")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
+    entrances: ClassVar = {"encoder": "embedding"}
 
 
 @register_model

@@ -22,6 +22,7 @@ class LanguageModelConfig(ModelConfig):
     head: HeadConfig = Field(default_factory=HeadConfig, description="how vectors become words")
 
     stacks: ClassVar = {"decoder": {"causal": True}}
+    entrances: ClassVar = {"decoder": "embedding"}
 
 
 @register_model

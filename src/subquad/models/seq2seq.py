@@ -26,6 +26,7 @@ class Seq2SeqConfig(ModelConfig):
     head: HeadConfig = Field(default_factory=HeadConfig, description="how vectors become words")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}, "decoder": {"causal": True}}
+    entrances: ClassVar = {"encoder": "source", "decoder": "target"}
 
     def check(self) -> None:
         if self.decoder.cross is None:
