@@ -142,7 +142,8 @@ class EVA(WindowMixer):
         x, covered, tokens = self.cover(x, layout, space)
         flat = self.projections(x)
         lengths = layout.lengths(x) if layout.valid is not None and layout.grid is None else None
-        even = self._even_chunk(covered, lengths) if self.fuses(flat, layout) else None
+        # what is turned by positions has means of its own
+        even = self._even_chunk(covered, lengths) if self.fuses(flat, layout) and not config.rotary else None
         if even is not None:
             y = self._mix_even(x, flat, tokens, lengths, even)
             return uncover(self.finish(y), covered, space), None
