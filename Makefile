@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .PHONY: demo test nightly lint format docs bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/subquad bench
+	$(BIN)/subquad demo
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not nightly"

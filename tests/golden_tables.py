@@ -11,6 +11,7 @@ from subquad.models import Model, build_model, preset
 from subquad.models.costs import costs
 from subquad.models.presets import PRESETS
 from subquad.nn.positions import build_positions, count_tokens
+from tests import golden_batching, golden_text, golden_training
 from tests.golden_files import OUTPUT_TOLERANCE, assert_close
 
 # The settings of the papers; on pyramids LARA's landmarks are mapped over all channels.
@@ -98,6 +99,14 @@ def check_sinusoids(content: dict[str, Any]) -> None:
 TABLES: dict[str, Callable[[Any], None]] = {
     "efficient-attention/param_counts.json": check_parameter_counts,
     "efficient-attention/gmacs_measured.json": check_multiplications,
+    "fairseq/adam.json": golden_training.check_adam,
+    "fairseq/average_checkpoints.json": golden_training.check_average,
+    "fairseq/batching.json": golden_batching.check_batching,
+    "fairseq/collate.json": golden_batching.check_collate,
+    "fairseq/criterion_label_smoothed.json": golden_training.check_label_smoothing,
+    "fairseq/dictionary.json": golden_text.check_dictionary,
+    "fairseq/lr_schedules.json": golden_training.check_schedules,
+    "fairseq/post_process.json": golden_text.check_post_process,
     "fairseq/sinusoidal.json": check_sinusoids,
 }
 

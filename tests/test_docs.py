@@ -16,7 +16,10 @@ from subquad.mixers import available, build
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-SHORT = ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"]  # the last value of an option counts
+SHORT = {  # the last value of an option counts
+    "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
+    "train": ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"],
+}
 
 
 def blocks(language: str) -> list[str]:
@@ -162,8 +165,8 @@ def test_the_model_example_runs(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("subquad")])
 def test_readme_command_runs(line, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(line)[1:]
-    assert run([*words, *(SHORT if words[0] == "bench" else [])]) == 0
+    words = [str(ROOT / word) if word.startswith("recipes/") else word for word in shlex.split(line)[1:]]
+    assert run([*words, *SHORT.get(words[0], [])]) == 0
 
 
 def test_make_targets_of_the_readme_exist() -> None:

@@ -20,17 +20,9 @@ CHECKS = {
 # Kinds of files (by the beginning of their path in the folder) that belong to layers which do not exist yet.
 WAITING = {
     "efficient-attention/argument_table.json": "the library's argument interface",
-    "fairseq/adam.json": "subquad.train",
-    "fairseq/average_checkpoints.json": "subquad.train",
-    "fairseq/batching.json": "subquad.data",
     "fairseq/beam_": "subquad.decode",
     "fairseq/bleu.json": "subquad.evaluate",
     "fairseq/ckpt/": "subquad.interop for whole checkpoints",
-    "fairseq/collate.json": "subquad.data",
-    "fairseq/criterion_label_smoothed.json": "subquad.tasks",
-    "fairseq/dictionary.json": "subquad.data",
-    "fairseq/lr_schedules.json": "subquad.train",
-    "fairseq/post_process.json": "subquad.data",
 }
 DESCRIPTIONS = ("README.md", "README.txt", "INDEX.json")
 

@@ -9,16 +9,22 @@ import typer
 
 import subquad
 from subquad.cli.bench import bench
+from subquad.cli.data import data
+from subquad.cli.demo import demo
 from subquad.cli.docs import docs
 from subquad.cli.doctor import doctor
 from subquad.cli.info import info
+from subquad.cli.train import train
 
 INTERRUPTED = 130
 
 # Rich help would cost more than half of the time that `--help` may take.
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command()(train)
+app.add_typer(data, name="data")
 app.command()(info)
 app.command()(bench)
+app.command()(demo)
 app.command()(doctor)
 app.command(hidden=True)(docs)
 

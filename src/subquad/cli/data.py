@@ -1,0 +1,191 @@
+"""`subquad data`: prepare text for training, and say what prepared data looks like."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from subquad.cli.output import print_table
+
+if TYPE_CHECKING:
+    from subquad.data.prepare import Progress
+    from subquad.data.prepared import Prepared
+
+SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN_UPDATES = 0.2
+
+data = typer.Typer(help="Prepare text for training, and describe what was prepared.", rich_markup_mode=None)
+Files = Annotated[list[str] | None, typer.Option(help="A file; give the option again for the second language.")]
+
+
+@data.command()
+def prepare(
+    folder: Annotated[Path, typer.Argument(help="Where the memory-mapped tokens go.")],
+    config: Annotated[Path | None, typer.Option(help="YAML file of all this; options here replace its own.")] = None,
+    task: Annotated[str | None, typer.Option(help="translation (default), language-model or classification.")] = None,
+    train: Files = None,
+    valid: Files = None,
+    test: Files = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of a table, by name or by number from 1: en,de or 2,1.")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="text, tsv, csv, jsonl or parquet; default: by name.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="bpe, unigram, bytes, characters, words, file, sentencepiece, moses-bpe, saved.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Symbols of the vocabulary at most.")] = None,
+    tokenizer_path: Annotated[str | None, typer.Option(help="tokenizer.json, SentencePiece model or folder.")] = None,
+    codes: Annotated[str | None, typer.Option(help="File of subword-nmt codes, for moses-bpe.")] = None,
+    dictionary: Annotated[str | None, typer.Option(help="fairseq's dict.txt, for moses-bpe.")] = None,
+    separate: Annotated[bool, typer.Option("--separate", help="A vocabulary of its own for each language.")] = False,
+    max_length: Annotated[int | None, typer.Option(help="Skip samples with more tokens on a side.")] = None,
+    keep_empty: Annotated[bool | None, typer.Option(help="Keep samples with an empty side.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; default: as many as cores, if worth it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tokenise text files into memory-mapped tokens, once.
+
+    Called again it redoes only what changed: an input, the tokenizer, an option. Translation:
+    subquad data prepare DATA --train train.en.gz --train train.de.gz --valid val.en.gz --valid val.de.gz
+    """
+    from subquad.data.prepare import TextDataConfig, prepare_text
+
+    given = _from_yaml(config) if config is not None else {}
+    table = _given(columns=_columns(columns), format=format)
+    files = _given(train=train or None, valid=valid or None, test=test or None)
+    given["splits"] = {**given.get("splits", {}), **{name: {"files": paths, **table} for name, paths in files.items()}}
+    chosen = _given(kind=tokenizer, vocab_size=vocab_size, path=tokenizer_path, codes=codes, dictionary=dictionary)
+    given["tokenizer"] = {**given.get("tokenizer", {}), **chosen}
+    if separate:
+        given["target_tokenizer"] = {**given["tokenizer"], **given.get("target_tokenizer", {})}
+    given.update(_given(task=task, max_length=max_length, keep_empty=keep_empty))
+    if not given["splits"]:
+        raise ValueError("nothing to prepare: give files with --train, --valid and --test, or a --config")
+    line = _ProgressLine()
+    try:
+        prepared = prepare_text(TextDataConfig.parse("data", given), folder, workers, line)
+    finally:
+        line.end()
+    described = {"folder": str(folder), "changes": dict(prepared.changes), **prepared.description}
+    print(json.dumps(described, indent=2)) if as_json else _print_prepared(prepared)
+
+
+@data.command()
+def stats(
+    folder: Annotated[Path, typer.Argument(help="A folder that `subquad data prepare` wrote.")],
+    most: Annotated[int, typer.Option(min=0, help="How many of the most frequent symbols.")] = 10,
+    verify: Annotated[bool, typer.Option("--verify", help="Read all files and compare their checksums first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show counts, lengths, unknown rates and frequent symbols of prepared data."""
+    from subquad.data.prepared import open_prepared
+    from subquad.data.stats import text_stats
+
+    prepared = open_prepared(folder)
+    if verify:
+        for split in prepared.splits:
+            for side in prepared.sides:
+                prepared.store(split, side).verify()
+    described = text_stats(prepared, most)
+    print(json.dumps(described, indent=2)) if as_json else _print_stats(described)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Options that stand on the command line."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _from_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: options with their values are needed, such as `task: translation`")
+    return content
+
+
+def _columns(text: str | None) -> list[int | str] | None:
+    if text is None:
+        return None
+    return [int(part) if part.strip().isdecimal() else part.strip() for part in text.split(",")]
+
+
+def _print_prepared(prepared: "Prepared") -> None:
+    splits = prepared.description["splits"]
+    for name, tokenizer in prepared.description["tokenizers"].items():
+        print(f"{name}: {tokenizer['size']:,} symbols ({prepared.changes[name]})")
+    rows = []
+    for name, split in splits.items():
+        skipped = ", ".join(f"{count:,} {reason}" for reason, count in split["skipped"].items() if count)
+        tokens = [f"{split['tokens'][side]:,}" for side in prepared.sides]
+        change = prepared.changes.get(name, "left as it was")
+        rows.append([name, f"{split['samples']:,}", *tokens, skipped or "none", change])
+    headers = ["split", "samples", *(f"{side} tokens" for side in prepared.sides), "skipped", "why written"]
+    print_table(headers, rows, numeric=range(1, 2 + len(prepared.sides)))
+    for name, change in prepared.changes.items():
+        if change.startswith("removed"):
+            print(f"{name}: {change}")
+
+
+def _print_stats(described: dict[str, Any]) -> None:
+    for side, vocabulary in described["vocabularies"].items():
+        print(f"{side}: {vocabulary['size']:,} symbols ({vocabulary['kind']})")
+    rows: list[list[str]] = []
+    for split, content in described["splits"].items():
+        for side, found in content["sides"].items():
+            length = found["length"]
+            lengths = [f"{length[name]:.1f}" if name == "mean" else f"{length[name]:,}" for name in length]
+            counts = [f"{found[name]:,}" for name in ("samples", "tokens")]
+            rows.append([split, side, *counts, *lengths, f"{100 * found['unknown_rate']:.2f} %"])
+        rows.append([])
+    names = ["min", "mean", "median", "p90", "p95", "p99", "max"]
+    print_table(["split", "side", "samples", "tokens", *names, "unknown"], rows[:-1], numeric=range(2, 12))
+    for split, content in described["splits"].items():
+        skipped = ", ".join(f"{count:,} {reason}" for reason, count in content["skipped"].items() if count)
+        print(f"\n{split}: {content['read']:,} samples read, skipped: {skipped or 'none'}")
+        for side, found in content["sides"].items():
+            frequent = ", ".join(f"{item['symbol']} {item['count']:,}" for item in found["most_frequent"])
+            if frequent:
+                print(f"  most frequent in {side}: {frequent}")
+
+
+class _ProgressLine:
+    """Progress on one line of a terminal, or as a line now and then in a log."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.last = time.monotonic()
+
+    def __call__(self, progress: "Progress") -> None:
+        now = time.monotonic()
+        if now - self.last < (SECONDS_BETWEEN_UPDATES if self.terminal else SECONDS_BETWEEN_LINES):
+            return
+        self.last = now
+        text = progress_text(progress)
+        print(f"\r\x1b[K{text}" if self.terminal else f"{text}\n", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self.terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def progress_text(progress: "Progress") -> str:
+    """One line: how much, how fast, how long yet."""
+    parts = [f"{progress.stage}: {progress.samples:,} samples"]
+    if progress.tokens:
+        parts.append(f"{progress.tokens:,} tokens")
+    if progress.seconds:
+        parts.append(f"{progress.samples / progress.seconds:,.0f} samples/s")
+    if progress.bytes_read and progress.bytes_total:
+        share = min(1.0, progress.bytes_read / progress.bytes_total)
+        parts.append(f"{100 * share:.0f} %")
+        parts.append(f"{progress.seconds * (1 - share) / share:,.0f} s left")
+    return ", ".join(parts)

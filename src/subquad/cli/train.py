@@ -1,0 +1,87 @@
+"""`subquad train`: a recipe, changes to it, a run directory."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from subquad.train.recipe import Recipe
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has examples.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it, such as model.encoder.mixer=eva train.updates=100.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="The run directory; default: runs/ and the recipe's name. An existing one resumes."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the model's size and memory, train nothing.")
+    ] = False,
+) -> None:
+    """Train a model, or go on with a run.
+
+    Ctrl-C ends a run at its last checkpoint; the same command goes on from there.
+    """
+    from subquad.train.recipe import read_recipe
+
+    read = read_recipe(recipe, changes or [])
+    folder = run or Path("runs") / recipe.stem
+    if dry_run:
+        _describe(read)
+        return
+    from subquad.train.log import Progress, build_trackers, shown_metrics
+    from subquad.train.loop import Trainer
+    from subquad.train.run import open_run
+    from subquad.train.sources import task_of
+
+    open_run(read, folder)
+    with Progress() as progress:
+        task = task_of(read, folder / "data")
+        trainer = Trainer(
+            read, task, folder, progress, build_trackers(read.track, folder, read.model_dump(mode="json"))
+        )
+        progress.note(f"{folder}: {trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples")
+        metrics = trainer.fit()
+    print(f"{folder}: {shown_metrics(metrics)} after {trainer.update:,} updates")
+
+
+def _describe(recipe: "Recipe") -> None:
+    from subquad.cli.output import print_table
+    from subquad.models.costs import costs
+
+    images = recipe.task == "image-classification"
+    augment = recipe.data.augment
+    data = recipe.model_data({"image_size": augment.size, "channels": len(augment.mean)} if augment else {})
+    tokens = recipe.train.budget.max_tokens or 4096
+    length = min(tokens, recipe.data.blocks.tokens_per_sample if recipe.task == "language-model" else 64)
+    most = recipe.train.budget.max_sentences
+    batch = (most or 64) if images else min(most or tokens, max(1, tokens // length))
+    cost = costs(data, batch, length)
+    rows = [
+        ["task", recipe.task],
+        ["batch", f"{batch} images" if images else f"{batch} x {length} tokens"],
+        ["parameters", f"{cost.parameters:,}"],
+        ["training memory", f"{cost.training_bytes / 1e6:,.0f} MB"],
+    ]
+    for name, files in _files(recipe).items():
+        missing = [file for file in files if not Path(file).exists()]
+        rows.append([f"data: {name}", f"missing: {', '.join(missing)}" if missing else "found"])
+    print_table(["", ""], rows)
+
+
+def _files(recipe: "Recipe") -> dict[str, list[str]]:
+    """Files and folders that the recipe reads, by what they are."""
+    data = recipe.data
+    files = {split: list(source.files) for split, source in data.splits.items() if not source.is_hub}
+    files |= {split: list(paths) for split, paths in data.images.items()}
+    if data.folder is not None:
+        files["folder"] = [data.folder]
+    for name, config in (("tokenizer", data.tokenizer), ("target tokenizer", data.target_tokenizer)):
+        paths = [] if config is None else [config.path, config.codes, config.dictionary]
+        if given := [path for path in paths if path is not None]:
+            files[name] = given
+    return files

@@ -1,0 +1,44 @@
+"""What a file or a source contains, in a few bytes, so that a change is noticed."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from subquad.data.sources import TextSource, hub_data_set
+from subquad.models.storage import checksum
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Path, size, time of change and SHA-256 of a file. The content is read only when no known record has the same
+    path, size and time."""
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    quick = {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    for record in known:
+        if all(record.get(key) == value for key, value in quick.items()) and "sha256" in record:
+            return {**quick, "sha256": record["sha256"]}
+    return {**quick, "sha256": checksum(Path(path))}
+
+
+def source_records(source: TextSource, known: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """What a source contains: one record for each file, or one for a hub data set."""
+    if source.is_hub:
+        data_set = hub_data_set(source)
+        content = {"rows": len(data_set), "cache": str(getattr(data_set, "_fingerprint", ""))}
+        return [{"path": source.files[0], "size": 0, "sha256": digest(content)}]
+    known = list(known)
+    return [file_record(path, known) for path in source.files]
+
+
+def reading(source: TextSource) -> dict[str, Any]:
+    """How a source is read: everything but where its files lie."""
+    return {**source.model_dump(mode="json", exclude={"files"}), "format": source.kind}

@@ -1,0 +1,73 @@
+"""A folder of prepared text, opened: its splits, sides, stores and tokenizers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from subquad.data.store import TokenStore
+from subquad.data.tokenizers import Tokenizer, load_tokenizer
+from subquad.mixers.config import nearest
+
+FORMAT = 1
+DESCRIPTION = "data.json"
+SIDES: dict[str, tuple[str, ...]] = {
+    "translation": ("source", "target"),
+    "language-model": ("text",),
+    "classification": ("label", "text"),
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared folder. changes: what the call that returned it did, by tokenizer and split."""
+
+    folder: Path
+    description: Mapping[str, Any]
+    changes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        return self.description["task"]
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        return SIDES[self.task]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.description["splits"])
+
+    def store(self, split: str, side: str) -> TokenStore:
+        for what, name, known in (("split", split, self.splits), ("side", side, self.sides)):
+            if name not in known:
+                hint = f"{nearest(name, known)} It has {', '.join(known)}"
+                raise ValueError(f"{self.folder} has no {what} {name!r}{hint}")
+        store = TokenStore.open(self.folder / f"{split}.{side}")
+        if store.meta["tokenizer"] != self._fingerprint(side):
+            raise ValueError(f"{store.path} was made with another tokenizer; prepare the data again")
+        return store
+
+    def tokenizer(self, side: str) -> Tokenizer:
+        tokenizer = load_tokenizer(self.folder / self.description["sides"][side])
+        if tokenizer.fingerprint() != self._fingerprint(side):
+            raise ValueError(f"the tokenizer in {self.folder} is not the one of the data; prepare the data again")
+        return tokenizer
+
+    def _fingerprint(self, side: str) -> str:
+        return self.description["tokenizers"][self.description["sides"][side]]["fingerprint"]
+
+
+def open_prepared(folder: str | Path) -> Prepared:
+    """The data that `prepare_text` wrote."""
+    folder = Path(folder)
+    try:
+        description = json.loads((folder / DESCRIPTION).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no prepared data: there is no {DESCRIPTION} in it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{folder / DESCRIPTION} is damaged: {error}") from None
+    if not isinstance(description, Mapping) or description.get("format") != FORMAT:
+        raise ValueError(f"{folder / DESCRIPTION} does not describe prepared data of format {FORMAT}")
+    return Prepared(folder, description)

@@ -1,0 +1,1 @@
+"""Tasks: from a batch to a loss, and from a model to its validation metrics."""

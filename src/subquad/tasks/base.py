@@ -1,0 +1,92 @@
+"""What the trainer needs of a task: samples with sizes, batches of them, a loss, and numbers for people.
+
+A task knows its data and nothing about optimisation. Losses are sums, so that the trainer divides once, by the targets
+of all micro-batches and workers together.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from subquad.data.batches import Batch, Budget
+from subquad.models import Model
+from subquad.tasks.losses import Loss
+
+
+class Samples(Protocol):
+    """A split of a task's data."""
+
+    sizes: tuple[np.ndarray, ...]
+    """Tokens of every sample, eos included: one array for each side."""
+
+    def batch(self, numbers: Batch) -> dict[str, Tensor]:
+        """The samples of these numbers as tensors; padding is True where there is nothing."""
+        ...
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """What a batch costs. total: to differentiate; sums: numbers that add up over batches; count: targets."""
+
+    total: Tensor
+    sums: dict[str, float]
+    count: int
+
+
+class Task(ABC):
+    """One kind of task on one data set."""
+
+    name: ClassVar[str]
+    better: ClassVar[str] = "lower"
+    """Which values of `metric` are better."""
+    metric: ClassVar[str] = "loss"
+    """The validation metric that says which checkpoint is best."""
+
+    def __init__(self, smoothing: float, aux_weight: float) -> None:
+        """smoothing: of the targets. aux_weight: what the mixers' regulariser counts beside the loss of a target."""
+        self.smoothing, self.aux_weight = smoothing, aux_weight
+
+    @abstractmethod
+    def samples(self, split: str, training: bool) -> Samples:
+        """A split; `training` may shuffle, augment or cut it otherwise than validation does."""
+
+    @abstractmethod
+    def model_options(self) -> dict[str, Any]:
+        """What the data decides about the model: vocabularies, classes."""
+
+    @abstractmethod
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> StepLoss:
+        """The loss of a batch, summed over its targets."""
+
+    @abstractmethod
+    def budget(self, budget: Budget) -> Budget:
+        """The limits of a batch, where the task knows better than the recipe's defaults."""
+
+    def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        """Numbers for people from sums over `count` targets."""
+        mean = {name: value / max(1, count) for name, value in sums.items()}
+        return {"loss": mean.pop("nll"), **mean}
+
+    def with_aux(self, loss: Loss, aux: Tensor | None) -> StepLoss:
+        """The loss and, apart from it, the mixers' regulariser, which counts once for every target."""
+        sums = {"nll": float(loss.nll)}
+        if aux is None:
+            return StepLoss(loss.total, sums, loss.count)
+        regulariser = aux.float().mean()
+        total = loss.total + self.aux_weight * loss.count * regulariser if self.aux_weight else loss.total
+        return StepLoss(total, sums | {"regulariser": float(regulariser.detach()) * loss.count}, loss.count)
+
+
+def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:
+    """Perplexity, of the plain loss of targets: neither smoothing nor regularisers are in it."""
+    return metrics | {"ppl": math.exp(min(700.0, metrics["loss"]))}
+
+
+def moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}

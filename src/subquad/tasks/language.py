@@ -1,0 +1,55 @@
+"""Language modelling: every token given those before it, from prepared text cut into blocks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from subquad.data.batches import Batch, Budget
+from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
+from subquad.data.prepare import Prepared
+from subquad.models import LanguageModel, Model
+from subquad.models.base import mean_aux
+from subquad.tasks.base import StepLoss, Task, with_perplexity
+from subquad.tasks.losses import word_loss
+
+
+class BlockSamples:
+    """Blocks of one store."""
+
+    def __init__(self, blocks: Blocks, pad: int) -> None:
+        self.blocks, self.pad = blocks, pad
+        self.sizes: tuple[np.ndarray, ...] = (blocks.sizes,)
+
+    def batch(self, numbers: Batch) -> dict[str, Tensor]:
+        batch = collate_blocks([self.blocks[int(i)] for i in numbers], self.pad)
+        return {"inputs": batch.inputs, "targets": batch.targets}
+
+
+class LanguageTask(Task):
+    name = "language-model"
+
+    def __init__(self, data: Prepared, blocks: BlockOptions, smoothing: float, aux_weight: float) -> None:
+        super().__init__(smoothing, aux_weight)
+        self.data, self.blocks, self.tokenizer = data, blocks, data.tokenizer("text")
+
+    def samples(self, split: str, training: bool) -> BlockSamples:  # noqa: ARG002
+        blocks = Blocks(self.data.store(split, "text"), self.blocks, self.tokenizer.eos)
+        return BlockSamples(blocks, self.tokenizer.pad)
+
+    def model_options(self) -> dict[str, Any]:
+        return {"vocab": self.tokenizer.size, "embedding": {"pad": self.tokenizer.pad}}
+
+    def budget(self, budget: Budget) -> Budget:
+        return budget
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> StepLoss:
+        assert isinstance(model, LanguageModel)
+        # Blocks are padded after their end, where a causal model shows nothing to the tokens before.
+        x, _, aux = model.features(batch["inputs"])
+        found = word_loss(model.head, x, batch["targets"], pad=self.tokenizer.pad, smoothing=self.smoothing)
+        return self.with_aux(found, mean_aux(aux))
+
+    def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        return with_perplexity(super().metrics(sums, count))

@@ -1,0 +1,338 @@
+"""Checkpoints: folders from which training goes on as if it had never stopped.
+
+    update-000001234/
+      model.safetensors        the model's state by name
+      optimizer.safetensors    the optimiser's by name of parameter (`train.optim.optimizer_state`)
+      ema.safetensors          the moving average of the weights, where one is kept
+      rng.safetensors          the states of all random generators
+      state.json               update, epoch, cursor, scaler, metrics
+      checksums.json           SHA-256 of each of them
+
+A checkpoint is written under a temporary name, synced and renamed: under its own name it is whole. What a disk damages
+later, the checksums show, by file.
+"""
+
+import json
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from subquad.mixers.config import Options
+from subquad.models.storage import checksum, replace_synced
+
+FORMAT = 1
+PREFIX = "update-"
+MODEL, OPTIMIZER, EMA, RNG = "model.safetensors", "optimizer.safetensors", "ema.safetensors", "rng.safetensors"
+STATE, CHECKSUMS = "state.json", "checksums.json"
+
+
+@dataclass
+class TrainState:
+    """Where a run stands. `cursor`, `scaler` and `extra` hold whatever JSON their owners need."""
+
+    update: int = 0
+    epoch: int = 0
+    epoch_end: bool = False
+    """Whether the checkpoint stands at the end of an epoch."""
+    cursor: dict[str, Any] = field(default_factory=dict)
+    scaler: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Checkpoint:
+    """What a checkpoint holds."""
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: TrainState
+    rng: dict[str, Tensor]
+    ema: dict[str, Tensor] | None = None
+
+
+# ---------------------------------------------------------------------- writing and reading
+
+
+def save_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
+    """Writes `folder`/update-N and returns it. What a killed process left unfinished in `folder` is removed first."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _clean(folder)
+    final = folder / f"{PREFIX}{checkpoint.state.update:09d}"
+    temporary = folder / f".new-{final.name}"
+    temporary.mkdir()
+    tensors = {MODEL: checkpoint.model, OPTIMIZER: checkpoint.optimizer, RNG: checkpoint.rng}
+    if checkpoint.ema is not None:
+        tensors[EMA] = checkpoint.ema
+    for name, content in tensors.items():
+        _write(temporary / name, partial(save_file, separate(content)))
+    state = {"format": FORMAT, **asdict(checkpoint.state)}
+    _write(temporary / STATE, lambda path: path.write_text(json.dumps(state, indent=2) + "\n"))
+    sums = {name: checksum(temporary / name) for name in (*tensors, STATE)}
+    _write(temporary / CHECKSUMS, lambda path: path.write_text(json.dumps(sums, indent=2) + "\n"))
+    if final.exists():  # a folder cannot be replaced in one step; `_clean` puts the old one back after a crash here
+        final.rename(folder / f".old-{final.name}")
+    temporary.rename(final)
+    _sync(folder)
+    shutil.rmtree(folder / f".old-{final.name}", ignore_errors=True)
+    return final
+
+
+def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU, none of which share memory: safetensors takes no others."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        memory = value.untyped_storage().data_ptr()
+        result[name] = value.clone() if memory in seen else value
+        seen.add(memory)
+    return result
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    temporary = path.with_name(f".{path.name}")
+    write(temporary)
+    replace_synced(temporary, path)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _clean(folder: Path) -> None:
+    for path in [*folder.glob(f".new-{PREFIX}*"), *folder.glob(f".gone-{PREFIX}*")]:
+        shutil.rmtree(path)
+    for path in folder.glob(f".old-{PREFIX}*"):
+        final = folder / path.name.removeprefix(".old-")
+        if final.exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(final)
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Reads a checkpoint; damage is a ValueError that names the damaged files."""
+    path = Path(path)
+    verify(path)
+    return Checkpoint(
+        model=_tensors(path / MODEL),
+        optimizer=_tensors(path / OPTIMIZER),
+        state=read_state(path),
+        rng=_tensors(path / RNG),
+        ema=_tensors(path / EMA) if (path / EMA).exists() else None,
+    )
+
+
+def verify(path: Path, only: Sequence[str] | None = None) -> None:
+    """Compares files with their checksums; `only` some of them, where the others are not needed."""
+    if not path.is_dir():
+        raise ValueError(f"there is no checkpoint {path}")
+    sums = _json(path / CHECKSUMS)
+    needed = {MODEL, OPTIMIZER, RNG, STATE} if only is None else set(only)
+    problems = [f"{name} has no checksum" for name in sorted(needed - sums.keys())]
+    for name, expected in sums.items():
+        if only is not None and name not in only:
+            continue
+        if not (path / name).is_file():
+            problems.append(f"{name} is missing")
+        elif checksum(path / name) != expected:
+            problems.append(f"the checksum of {name} differs")
+    if problems:
+        raise ValueError(f"checkpoint {path} is damaged: {'; '.join(problems)}")
+
+
+def read_state(path: Path) -> TrainState:
+    """Only where the run stood: quick, without the tensors."""
+    content = _json(path / STATE)
+    if content.pop("format", None) != FORMAT:
+        raise ValueError(f"{path / STATE} is not the state of a checkpoint in format {FORMAT}")
+    unknown = content.keys() - TrainState.__dataclass_fields__.keys()
+    if unknown:
+        raise ValueError(f"{path / STATE} holds the unknown entry {min(unknown)!r}")
+    return TrainState(**content)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"checkpoint {path.parent} is damaged: {path.name} is missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError(f"checkpoint {path.parent} is damaged: {path.name} cannot be read") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"checkpoint {path.parent} is damaged: {path.name} holds no table")
+    return content
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+# ---------------------------------------------------------------------- which checkpoint
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """All checkpoints of a run, the newest first."""
+    found = [path for path in Path(folder).glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()]
+    return sorted(found, key=_update_of, reverse=True)
+
+
+def _update_of(path: Path) -> int:
+    return int(path.name.removeprefix(PREFIX))
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The newest checkpoint that is whole, with a warning for each damaged one; None when there is none at all."""
+    damaged = []
+    for path in checkpoints(folder):
+        try:
+            verify(path)
+        except ValueError as error:
+            damaged.append(path.name)
+            warnings.warn(f"{error}; trying the one before it", stacklevel=2)
+        else:
+            return path
+    if damaged:
+        raise ValueError(f"every checkpoint in {folder} is damaged: {', '.join(damaged)}; restore one, or start anew")
+    return None
+
+
+class Rotation(Options):
+    """Which checkpoints are kept. One that any rule keeps, stays; the newest always does."""
+
+    keep_last: int = Field(1, ge=1, description="the newest n")
+    keep_epochs: int = Field(0, ge=0, description="the newest n that stand at the end of an epoch")
+    keep_best: int = Field(1, ge=0, description="the n best by `metric`")
+    keep_every: int = Field(0, ge=0, description="those whose update is a multiple of this; 0: no such rule")
+    metric: str = Field("loss", description="the validation metric that says what is best")
+    better: Literal["lower", "higher"] = Field("lower", description="which values of the metric are better")
+
+
+def best(folder: str | Path, rotation: Rotation) -> list[Path]:
+    """Checkpoints that have the metric, the best first; of equals the older."""
+    scored = []
+    for path in checkpoints(folder):
+        try:
+            value = read_state(path).metrics.get(rotation.metric)
+        except ValueError:
+            continue  # `latest` and `load_checkpoint` say what is wrong with it
+        if value is not None and value == value:
+            scored.append((value if rotation.better == "lower" else -value, _update_of(path), path))
+    return [path for *_, path in sorted(scored)]
+
+
+def rotate(folder: str | Path, rotation: Rotation) -> list[Path]:
+    """Removes the checkpoints that no rule keeps; returns them."""
+    every = checkpoints(folder)
+    kept = {*every[: rotation.keep_last], *best(folder, rotation)[: rotation.keep_best]}
+    if rotation.keep_epochs:
+        kept.update(newest(folder, rotation.keep_epochs, epoch_ends=True, fewer=True))
+    if rotation.keep_every:
+        kept.update(path for path in every if _update_of(path) % rotation.keep_every == 0)
+    removed = [path for path in every if path not in kept]
+    for path in removed:
+        gone = path.with_name(f".gone-{path.name}")  # renamed first: half a checkpoint must not keep its name
+        path.rename(gone)
+        shutil.rmtree(gone)
+    return removed
+
+
+# ---------------------------------------------------------------------- averaging
+
+
+def newest(
+    folder: str | Path, count: int, *, up_to: int | None = None, epoch_ends: bool = False, fewer: bool = False
+) -> list[Path]:
+    """The `count` newest checkpoints, newest first; up to an update; or only ends of epochs (`up_to`: an epoch)."""
+    found = []
+    for path in checkpoints(folder):
+        state = read_state(path) if epoch_ends else None
+        if state is not None and not state.epoch_end:
+            continue
+        if up_to is None or (state.epoch if state is not None else _update_of(path)) <= up_to:
+            found.append(path)
+    if len(found) < count and not fewer:
+        what = "checkpoints at the end of an epoch" if epoch_ends else "checkpoints"
+        raise ValueError(f"{folder} holds {len(found)} {what}, fewer than the {count} asked for; ask for fewer")
+    return found[:count]
+
+
+def average(paths: Sequence[str | Path], *, ema: bool = False) -> dict[str, Tensor]:
+    """The mean of the weights of checkpoints: half precision is summed in float32, integers are floor-divided."""
+    if not paths:
+        raise ValueError("averaging needs at least one checkpoint")
+    name = EMA if ema else MODEL
+    sums: dict[str, Tensor] = {}
+    for path in map(Path, paths):
+        verify(path, [name])
+        weights = _tensors(path / name)
+        if sums and weights.keys() != sums.keys():
+            odd = sorted(weights.keys() ^ sums.keys())
+            raise ValueError(f"{path} is of another model than {paths[0]}: {odd[0]!r} is not in both")
+        for key, value in weights.items():
+            value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+            if key in sums and sums[key].shape != value.shape:
+                raise ValueError(f"{path} is of another model than {paths[0]}: the shapes of {key!r} differ")
+            sums[key] = sums[key] + value if key in sums else value
+    count = len(paths)
+    return {key: value / count if value.is_floating_point() else value // count for key, value in sums.items()}
+
+
+# ---------------------------------------------------------------------- random generators
+
+
+def rng_state() -> dict[str, Tensor]:
+    """The states of torch's (all devices'), numpy's and Python's generators, as tensors."""
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, words, next_gauss = random.getstate()
+    saved = {
+        "torch": torch.get_rng_state(),
+        "numpy.keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "numpy.position": torch.tensor([int(position), int(has_gauss)]),
+        "numpy.gauss": torch.tensor(float(gauss), dtype=torch.float64),
+        "python.words": torch.tensor([version, *words], dtype=torch.int64),
+        "python.gauss": torch.tensor([] if next_gauss is None else [next_gauss], dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        saved |= {f"cuda.{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
+    return saved
+
+
+def set_rng_state(saved: Mapping[str, Tensor]) -> None:
+    """The inverse of `rng_state`; generators that `saved` leaves out stay as they are."""
+    if "torch" in saved:
+        torch.set_rng_state(saved["torch"])
+    if "numpy.keys" in saved:
+        position, has_gauss = saved["numpy.position"].tolist()
+        keys = saved["numpy.keys"].numpy().astype(np.uint32)
+        np.random.set_state(("MT19937", keys, position, has_gauss, saved["numpy.gauss"].item()))
+    if "python.words" in saved:
+        version, *words = saved["python.words"].tolist()
+        gauss = saved["python.gauss"].tolist()
+        random.setstate((version, tuple(words), gauss[0] if gauss else None))
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            if f"cuda.{number}" in saved:
+                torch.cuda.set_rng_state(saved[f"cuda.{number}"], number)

@@ -1,0 +1,309 @@
+"""What a run says: metrics in JSON lines always, trackers on request, and progress for whoever watches.
+
+MetricsLog        one JSON object a line, appended and flushed: what a killed run has measured is there
+build_trackers    TensorBoard and Weights & Biases, imported only when asked for
+Progress          a live line on a terminal, plain lines elsewhere
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TextIO
+
+import torch
+from pydantic import Field
+
+from subquad.mixers.config import Options
+
+RESUMED = "resumed"
+
+# ---------------------------------------------------------------------- metrics in a file
+
+
+class MetricsLog:
+    """Appends records to a file. A line that a killed process left half written is cut off first."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(self.file).st_size
+        end = size
+        while end > 0 and os.pread(self.file, 1, end - 1) != b"\n":
+            end -= 1
+        if end < size:
+            os.ftruncate(self.file, end)
+
+    def write(self, event: str, update: int, values: Mapping[str, Any] | None = None) -> None:
+        """event: "train", "valid", ...; numbers that are not finite become strings, for JSON has none."""
+        record = {"event": event, "update": update, "time": round(time.time(), 3), **(values or {})}
+        line = json.dumps({key: _jsonable(value) for key, value in record.items()}) + "\n"
+        os.write(self.file, line.encode())  # one call a line: it is there or it is not
+
+    def resumed(self, update: int) -> None:
+        """Says that the run went back to `update`: what was measured after it no longer counts."""
+        self.write(RESUMED, update)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(path: str | Path, event: str | None = None) -> list[dict[str, Any]]:
+    """The records that count, of one event or all. A half-written last line is left out."""
+    records: list[dict[str, Any]] = []
+    lines = Path(path).read_text().split("\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            raise ValueError(f"{path}, line {number}: not a JSON record; the file is damaged") from None
+        if record["event"] == RESUMED:
+            records = [earlier for earlier in records if earlier["update"] <= record["update"]]
+        records.append(record)
+    return [record for record in records if event is None or record["event"] == event]
+
+
+# ---------------------------------------------------------------------- trackers
+
+
+class TrackConfig(Options):
+    """Options of the trackers."""
+
+    tensorboard: bool = Field(False, description="write TensorBoard events into the run directory")
+    wandb: str | None = Field(None, description="the Weights & Biases project to report to")
+    wandb_mode: Literal["online", "offline"] = Field("online", description="offline: write files only")
+    wandb_artifacts: bool = Field(False, description="store checkpoints as Weights & Biases artifacts")
+
+
+class Tracker(Protocol):
+    """Where metrics go besides the file."""
+
+    def log(self, event: str, update: int, values: Mapping[str, float]) -> None: ...
+
+    def artifact(self, path: Path, name: str, values: Mapping[str, Any]) -> None:
+        """Stores a folder, such as a checkpoint, under a name."""
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Scalars as "event/metric"."""
+
+    def __init__(self, run: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError(_missing("TensorBoard", "tensorboard")) from None
+        self.writer = SummaryWriter(str(run / "tensorboard"))
+
+    def log(self, event: str, update: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(f"{event}/{name}", value, update)
+        self.writer.flush()
+
+    def artifact(self, path: Path, name: str, values: Mapping[str, Any]) -> None:
+        """TensorBoard stores no files."""
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Wandb:
+    """One Weights & Biases run for each run directory: a resumed run goes on in the same."""
+
+    def __init__(self, run: Path, config: TrackConfig, recipe: Mapping[str, Any]) -> None:
+        wandb = _import_wandb()
+        run.mkdir(parents=True, exist_ok=True)
+        identity = run / "wandb-id.txt"
+        known = identity.read_text().strip() if identity.exists() else None
+        self.wandb, self.artifacts = wandb, config.wandb_artifacts
+        self.run = wandb.init(
+            project=config.wandb,
+            name=run.name,
+            id=known,
+            resume="allow",
+            dir=str(run),
+            mode=config.wandb_mode,
+            config=dict(recipe),
+        )
+        identity.write_text(f"{self.run.id}\n")
+
+    def log(self, event: str, update: int, values: Mapping[str, float]) -> None:
+        self.run.log({"update": update, **{f"{event}/{name}": value for name, value in values.items()}})
+
+    def artifact(self, path: Path, name: str, values: Mapping[str, Any]) -> None:
+        if self.artifacts:
+            artifact = self.wandb.Artifact(name, type="model", metadata=dict(values))
+            artifact.add_dir(str(path))
+            self.run.log_artifact(artifact)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def fetch_artifact(reference: str, folder: Path) -> Path:
+    """Downloads a Weights & Biases artifact ("entity/project/name:version") and returns its folder."""
+    return Path(_import_wandb().Api().artifact(reference).download(root=str(folder)))
+
+
+def _import_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError(_missing("Weights & Biases", "wandb")) from None
+    return wandb
+
+
+def _missing(tracker: str, package: str) -> str:
+    return f"tracking with {tracker} needs the package {package}: pip install 'subquad[track]', or turn it off"
+
+
+def build_trackers(config: TrackConfig, run: Path, recipe: Mapping[str, Any]) -> list[Tracker]:
+    """The trackers that a config asks for."""
+    trackers: list[Tracker] = []
+    if config.tensorboard:
+        trackers.append(TensorBoard(run))
+    if config.wandb is not None:
+        trackers.append(Wandb(run, config, recipe))
+    return trackers
+
+
+# ---------------------------------------------------------------------- progress
+
+
+@dataclass(frozen=True)
+class Status:
+    """What an update did. done: the share of the run that is over, for the time left; extra: further numbers."""
+
+    epoch: int
+    update: int
+    loss: float
+    nll: float | None = None
+    """Mean -log p of a target, from which the perplexity follows; None: the task has none."""
+    tokens: int = 0
+    rate: float | None = None
+    done: float | None = None
+    extra: Mapping[str, float] | None = None
+
+
+class Progress:
+    """Called after every update. A terminal shows one line that changes; otherwise every n-th update is a line.
+
+    It writes to stderr, and measures tokens a second over the last updates and the time left since it was made.
+    """
+
+    def __init__(
+        self, every: int = 100, stream: TextIO | None = None, live: bool | None = None, refresh: float = 0.2
+    ) -> None:
+        self.stream = stream if stream is not None else sys.stderr
+        self.live = self.stream.isatty() if live is None else live
+        self.every, self.refresh = every, refresh
+        self.start = self.shown = time.monotonic()
+        self.first_done: float | None = None
+        self.recent: deque[tuple[float, int]] = deque([(self.start, 0)], maxlen=50)
+
+    def __call__(self, status: Status) -> None:
+        now = time.monotonic()
+        self.recent.append((now, status.tokens))
+        if self.first_done is None:
+            self.first_done, self.start = status.done or 0.0, now  # the first update warms up: it tells little
+        if self.live:
+            if now - self.shown >= self.refresh:
+                self.shown = now
+                width = shutil.get_terminal_size().columns - 1
+                self._put(f"\r\x1b[2K{self.line(status)[:width]}")
+        elif status.update % self.every == 0:
+            self._put(self.line(status) + "\n")
+
+    def note(self, message: str) -> None:
+        """A line that stays."""
+        self._put(f"\r\x1b[2K{message}\n" if self.live else f"{message}\n")
+
+    def pause(self) -> None:
+        """After something else took time, such as a validation: it does not count as the updates' time."""
+        self.recent.clear()
+        self.recent.append((time.monotonic(), 0))
+
+    def close(self) -> None:
+        if self.live:
+            self._put("\r\x1b[2K")
+
+    def line(self, status: Status) -> str:
+        parts = [f"epoch {status.epoch}", f"update {status.update:,}", f"loss {status.loss:.3f}"]
+        if status.nll is not None:
+            parts.append(f"ppl {perplexity(status.nll):.2f}")
+        parts += [f"{name} {value:.4g}" for name, value in (status.extra or {}).items()]
+        if status.rate is not None:
+            parts.append(f"lr {status.rate:.2e}")
+        if (speed := self.tokens_per_second()) is not None:
+            parts.append(f"{speed:,.0f} tokens/s")
+        if (left := self.seconds_left(status.done)) is not None:
+            parts.append(f"{duration(left)} left")
+        parts.append(f"{memory() / 2**30:.2f} GB")
+        return " | ".join(parts)
+
+    def tokens_per_second(self) -> float | None:
+        passed = self.recent[-1][0] - self.recent[0][0]
+        tokens = sum(count for _, count in list(self.recent)[1:])
+        return tokens / passed if passed > 0 and tokens else None
+
+    def seconds_left(self, done: float | None) -> float | None:
+        if done is None or self.first_done is None or done <= self.first_done:
+            return None
+        return (time.monotonic() - self.start) * max(0.0, 1 - done) / (done - self.first_done)
+
+    def _put(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def perplexity(nll: float) -> float:
+    """exp of a mean -log p, infinite where it is too large for a float."""
+    return math.exp(nll) if nll < 700 else math.inf
+
+
+def duration(seconds: float) -> str:
+    """h:mm:ss, or m:ss below an hour."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def memory() -> int:
+    """Bytes at the worst moment so far: of the GPU where torch uses one, otherwise of the process."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def shown_metrics(values: Mapping[str, float], first: Sequence[str] = ()) -> str:
+    """Metrics in one line, those of `first` before the others."""
+    order = [*(name for name in first if name in values), *(name for name in values if name not in first)]
+    return ", ".join(f"{name} {values[name]:.4g}" for name in order)

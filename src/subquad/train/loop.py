@@ -1,0 +1,222 @@
+"""The loop: batches to gradients to updates, with validation, checkpoints and a log; interrupted anywhere, it goes on.
+
+The gradient of an update is the summed loss of its batches over the number of their targets. The order of the data
+depends on the seed and the epoch only; a checkpoint holds weights, optimiser, generators and the place in the epoch, so
+a resumed run is the uninterrupted one, bit by bit.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.data.batches import Batch, BatchPlan, Budget, Cursor
+from subquad.models import Model, model_from
+from subquad.models.storage import load_weights
+from subquad.tasks.base import Samples, StepLoss, Task, moved
+from subquad.train.checkpoint import (
+    Checkpoint,
+    TrainState,
+    latest,
+    load_checkpoint,
+    rng_state,
+    rotate,
+    save_checkpoint,
+    set_rng_state,
+)
+from subquad.train.log import MetricsLog, Progress, Status, Tracker, shown_metrics
+from subquad.train.optim import optimizer_state, restore_optimizer
+from subquad.train.recipe import Recipe
+from subquad.train.schedules import Schedule
+from subquad.train.step import Stepped, Updater
+
+EVALUATION_TOKENS = 8192
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Trainer:
+    """Trains one model by a recipe in a run directory; call `fit`."""
+
+    def __init__(self, recipe: Recipe, task: Task, run: Path, progress: Progress, trackers: list[Tracker]) -> None:
+        self.recipe, self.task, self.run, self.progress, self.trackers = recipe, task, run, progress, trackers
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        config = recipe.train
+        torch.manual_seed(config.seed)
+        self.model: Model = model_from(recipe.model_data(task.model_options())).to(self.device)
+        self.compute: Any = torch.compile(self.model) if config.compile else self.model
+        self.updater = Updater(self.model, recipe.optim, self.device, half=config.precision == "float16")
+        self.samples = task.samples("train", training=True)
+        self.plan = BatchPlan(*self.samples.sizes, budget=task.budget(config.budget), seed=config.seed)
+        self.schedule = Schedule(recipe.schedule, config.updates, config.epochs)
+        self.rotation = recipe.checkpoints.model_copy(update={"metric": task.metric, "better": task.better})
+        self.cursor, self.update, self.worse = Cursor(), 0, 0
+        self.targets = 0  # learned from since this process began
+        self.best: float | None = None
+        self.metrics: dict[str, float] = {}
+        self.log = MetricsLog(run / "metrics.jsonl")
+        self.started = time.monotonic()
+
+    # ------------------------------------------------------------------ the run
+
+    def fit(self) -> dict[str, float]:
+        """Trains to the end of the recipe; returns the last validation's metrics."""
+        if (path := latest(self.run / "checkpoints")) is not None:
+            self._resume(path)
+        validated = self.update
+        while not self._over():
+            groups = list(self._groups())
+            for group in groups:
+                self._step(group)
+                self.cursor = self.cursor.after(len(group), self._batches_of_epoch)
+                ends = self.cursor.batch == 0
+                every = self.recipe.train.validate_every
+                if (every is None and ends) or (every is not None and self.update % every == 0) or self._over():
+                    self._validate(ends)
+                    validated = self.update
+                if self._over():
+                    break
+        if validated != self.update or not self.metrics:
+            self._validate(self.cursor.batch == 0)
+        self.log.close()
+        for tracker in self.trackers:
+            tracker.close()
+        return self.metrics
+
+    def _over(self) -> bool:
+        config = self.recipe.train
+        return (
+            (config.updates is not None and self.update >= config.updates)
+            or (config.epochs is not None and self.cursor.epoch >= config.epochs)
+            or (config.minutes is not None and self._minutes() >= config.minutes)
+            or (config.patience is not None and self.worse >= config.patience)
+            or self.schedule.finished(self.update, self.cursor.epoch)
+        )
+
+    def _groups(self) -> Iterator[list[Batch]]:
+        """What is left of the epoch, cut into the batches of each update."""
+        self._batches_of_epoch = len(self.plan.epoch(self.cursor.epoch))
+        batches = self.plan.rest(self.cursor)
+        size = self.recipe.train.accumulate
+        for start in range(0, len(batches), size):
+            yield batches[start : start + size]
+
+    # ------------------------------------------------------------------ one update
+
+    def _step(self, group: list[Batch]) -> None:
+        self.model.train()
+        batches = [moved(self.samples.batch(numbers), self.device) for numbers in group]
+        rate = self.schedule.rate(self.update, self.cursor.epoch)
+        done = self.updater.step(batches, self._loss, rate, self.run / "failure", self.update)
+        self.update += 1
+        self.targets += done.count
+        self._report(done, rate)
+
+    def _loss(self, batch: Mapping[str, Tensor]) -> StepLoss:
+        with self._precision():
+            return self.task.loss(self.compute, batch)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        dtype = PRECISIONS.get(self.recipe.train.precision)
+        return torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext()
+
+    def _report(self, done: Stepped, rate: float) -> None:
+        metrics = self.task.metrics(done.sums, done.count)
+        extra = {name: value for name, value in metrics.items() if name not in ("loss", "ppl")}
+        nll = metrics["loss"] if "ppl" in metrics else None
+        epoch = self.cursor.epoch + 1
+        self.progress(Status(epoch, self.update, done.loss, nll, done.count, rate, self._share_done(), extra))
+        if self.update % self.recipe.train.log_every == 0:
+            speed = self.progress.tokens_per_second()
+            values = {**metrics, "train_loss": done.loss, "lr": rate, "norm": done.norm, "targets_per_second": speed}
+            self._write("train", {name: value for name, value in values.items() if value is not None})
+
+    def _share_done(self) -> float:
+        """How much of the run is over: by whatever limit is nearest."""
+        config = self.recipe.train
+        epochs = self.cursor.epoch + self.cursor.batch / self._batches_of_epoch
+        limits = [(self.update, config.updates), (epochs, config.epochs), (self._minutes(), config.minutes)]
+        return max((passed / limit for passed, limit in limits if limit is not None), default=0.0)
+
+    def _minutes(self) -> float:
+        return (time.monotonic() - self.started) / 60
+
+    def _write(self, event: str, values: Mapping[str, float]) -> None:
+        self.log.write(event, self.update, values)
+        for tracker in self.trackers:
+            tracker.log(event, self.update, values)
+
+    # ------------------------------------------------------------------ validation and checkpoints
+
+    def _validate(self, epoch_end: bool) -> None:
+        with self.updater.ema.applied(self.model) if self.updater.ema is not None else nullcontext():
+            self.metrics = evaluate(self.task, self.model, "valid", self.device, self._precision())
+        value, sign = self.metrics[self.task.metric], 1 if self.task.better == "lower" else -1
+        improved = self.best is None or sign * value < sign * self.best
+        self.best, self.worse = (value, 0) if improved else (self.best, self.worse + 1)
+        self._write("valid", self.metrics)
+        self.progress.note(
+            f"update {self.update:,}: valid {shown_metrics(self.metrics)}{' (best)' if improved else ''}"
+        )
+        self._save(epoch_end)
+        self.progress.pause()
+
+    def _save(self, epoch_end: bool) -> None:
+        extra = {"worse": self.worse, "best": self.best, "minutes": self._minutes()}
+        scaler = dict(self.updater.scaler.state_dict())
+        cursor, epoch = asdict(self.cursor), self.cursor.epoch
+        state = TrainState(self.update, epoch, epoch_end, cursor, scaler, self.metrics, extra)
+        content = Checkpoint(
+            dict(self.model.state_dict()),
+            optimizer_state(self.updater.optimizer, self.model),
+            state,
+            rng_state(),
+            self.updater.ema.state() if self.updater.ema is not None else None,
+        )
+        save_checkpoint(self.run / "checkpoints", content)
+        rotate(self.run / "checkpoints", self.rotation)
+
+    def _resume(self, path: Path) -> None:
+        saved = load_checkpoint(path)
+        load_weights(self.model, saved.model)
+        restore_optimizer(self.updater.optimizer, self.model, saved.optimizer)
+        if self.updater.ema is not None and saved.ema is not None:
+            self.updater.ema.restore(saved.ema)
+        if saved.state.scaler:
+            self.updater.scaler.load_state_dict(saved.state.scaler)
+        state = saved.state
+        self.update, self.cursor, self.metrics = state.update, Cursor(**state.cursor), state.metrics
+        self.worse, self.best = state.extra["worse"], state.extra["best"]
+        self.started = time.monotonic() - 60 * state.extra["minutes"]
+        self.log.resumed(self.update)
+        self.progress.note(f"resumed at update {self.update:,}, epoch {self.cursor.epoch + 1}")
+        set_rng_state(saved.rng)
+
+
+def evaluate(
+    task: Task, model: Model, split: str, device: torch.device, precision: AbstractContextManager[Any] | None = None
+) -> dict[str, float]:
+    """The task's metrics on a split, in eval mode, over every sample once."""
+    samples: Samples = task.samples(split, training=False)
+    training = model.training
+    model.eval()
+    sums: dict[str, float] = {}
+    count = 0
+    with torch.no_grad(), precision or nullcontext():
+        for numbers in BatchPlan(*samples.sizes, budget=task.budget(_evaluation(samples)), shuffle=False).epoch(0):
+            loss = task.loss(model, moved(samples.batch(numbers), device))
+            count += loss.count
+            for name, value in loss.sums.items():
+                sums[name] = sums.get(name, 0.0) + value
+    model.train(training)
+    return task.metrics(sums, count)
+
+
+def _evaluation(samples: Samples) -> Budget:
+    """Limits of a batch where nothing is kept for gradients: a sample that is longer is a batch by itself."""
+    longest = max(int(sizes.max()) for sizes in samples.sizes)
+    return Budget(max_tokens=max(EVALUATION_TOKENS, longest), multiple=1)

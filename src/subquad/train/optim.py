@@ -1,0 +1,326 @@
+"""Optimisers, clipping, and the moving average of weights.
+
+    adam    fairseq's Adam: m, v as usual; p -= lr wd p; p -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps).
+            eps is added before v's bias is corrected, unlike in torch's
+    adamw   torch's AdamW: p -= lr wd p; p -= lr m' / (sqrt(v') + eps) with corrected m', v'
+    nag     fairseq's Nesterov momentum: p -= lr wd p; p += mu^2 c b - (1 + mu) lr g; b <- mu c b - lr g, where b holds
+            steps, not gradients, and c = lr / previous lr carries it over when the rate changes
+    radam   torch's RAdam with decoupled decay
+    sgd     torch's SGD with momentum (Nesterov's on request); its weight decay is added to the gradient
+
+State is saved by the names of parameters: "exp_avg.encoder.layers.0.mixer.out.weight".
+"""
+
+import fnmatch
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim.adamw import adamw as adamw_
+
+from subquad.mixers.config import Options, nearest
+
+GROUP_STATE = ("lr_old",)
+"""Numbers of a group that belong to an optimiser's state."""
+
+
+class OptimConfig(Options):
+    """Options of the optimiser. The learning rate is the schedule's."""
+
+    name: Literal["adam", "adamw", "nag", "radam", "sgd"] = Field("adam", description="the optimiser")
+    betas: tuple[float, float] = Field((0.9, 0.98), description="adam, adamw, radam: decay of the two averages")
+    eps: float = Field(1e-8, gt=0, description="adam, adamw, radam: added to the denominator")
+    momentum: float = Field(0.99, ge=0, lt=1, description="nag, sgd: momentum")
+    nesterov: bool = Field(False, description="sgd: Nesterov's momentum")
+    weight_decay: float = Field(0.0, ge=0, description="share of a weight, times the rate, that an update removes")
+    decay_vectors: bool = Field(True, description="weight decay for biases, norms and other 1-D tensors too")
+    no_decay: tuple[str, ...] = Field((), description="names of parameters without decay; * stands for anything")
+    clip: float = Field(0.0, ge=0, description="the norm that gradients are scaled down to; 0: never")
+    ema: float = Field(0.0, ge=0, lt=1, description="decay of the moving average of the weights; 0: none is kept")
+
+    def check(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are {self.betas}; both must be at least 0 and below 1")
+        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
+            raise ValueError("nesterov belongs to sgd with momentum; fairseq's Nesterov is the optimiser nag")
+
+
+def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser of a model's trainable parameters; set the rate of each update with `set_rate`."""
+    groups = parameter_groups(config, model)
+    common: dict[str, Any] = {"lr": 0.0, "weight_decay": config.weight_decay}
+    adaptive = common | {"betas": config.betas, "eps": config.eps}
+    if config.name == "adam":
+        return Adam(groups, **adaptive)
+    if config.name == "nag":
+        return Nag(groups, **common, momentum=config.momentum)
+    if config.name == "radam":
+        return torch.optim.RAdam(groups, **adaptive, decoupled_weight_decay=True)
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, **adaptive, fused=_fusible(groups))
+    return torch.optim.SGD(groups, **common, momentum=config.momentum, nesterov=config.nesterov)
+
+
+def parameter_groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
+    """Parameters with decay, and those without: 1-D ones when `decay_vectors` is off, and those named in `no_decay`."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise ValueError("the model has no parameter to train: all are frozen")
+    for pattern in config.no_decay:
+        if not fnmatch.filter(named, pattern):
+            raise ValueError(f"optim.no_decay: no parameter is called {pattern!r}{nearest(pattern, named)}")
+    with_decay: list[nn.Parameter] = []
+    without: list[nn.Parameter] = []
+    for name, parameter in named.items():
+        vector = parameter.ndim <= 1 or name.endswith(".bias")
+        exempt = (vector and not config.decay_vectors) or any(
+            fnmatch.fnmatchcase(name, pattern) for pattern in config.no_decay
+        )
+        (without if exempt else with_decay).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": with_decay}, {"params": without, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _fusible(groups: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether torch has one kernel for the whole update; without it, it goes operation by operation."""
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for group in groups for p in group["params"])
+
+
+class Adam(torch.optim.Optimizer):
+    """fairseq's Adam through torch's fused AdamW.
+
+    lr sqrt(1 - b2^t) / (sqrt(v) + eps) = lr / (sqrt(v / (1 - b2^t)) + eps'), eps' = eps / sqrt(1 - b2^t): the two
+    differ only by an eps that changes with the step. Parameters that missed updates have a step of their own.
+    """
+
+    def __init__(self, groups: Any, **defaults: Any) -> None:
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None, "not supported"
+        for group in self.param_groups:
+            by_step: dict[float, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros(())  # on the CPU: reading it must not wait for a GPU
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                by_step[state["step"].item()].append(parameter)
+            for step, parameters in by_step.items():
+                self._update(group, parameters, step + 1)
+
+    def _update(self, group: Mapping[str, Any], parameters: list[Tensor], step: float) -> None:
+        states = [self.state[parameter] for parameter in parameters]
+        fused = _fusible([{"params": parameters}])
+        steps = [state["step"] for state in states]
+        if fused and parameters[0].device.type != "cpu":  # the kernel reads the step beside the parameters
+            steps = [torch.full((), step - 1, device=p.device) for p in parameters]
+            for state in states:
+                state["step"] += 1
+        beta1, beta2 = group["betas"]
+        adamw_(
+            parameters,
+            [cast(Tensor, parameter.grad) for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            steps,
+            fused=fused,
+            foreach=not fused,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"] / math.sqrt(1 - beta2**step),
+            maximize=False,
+        )
+
+
+class Nag(torch.optim.Optimizer):
+    """fairseq's Nesterov momentum; see the top of the file."""
+
+    def __init__(self, groups: Any, **defaults: Any) -> None:
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None, "not supported"
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            buffers = [self.state[p]["momentum_buffer"] for p in parameters]
+            gradients = [p.grad for p in parameters]
+            rate, momentum = group["lr"], group["momentum"]
+            before = group.get("lr_old", rate)
+            carried = rate / before if before else 1.0  # after a rate of 0 the buffer is 0
+            if group["weight_decay"]:
+                torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+            torch._foreach_add_(parameters, buffers, alpha=momentum * momentum * carried)
+            torch._foreach_add_(parameters, gradients, alpha=-(1 + momentum) * rate)
+            torch._foreach_mul_(buffers, momentum * carried)
+            torch._foreach_add_(buffers, gradients, alpha=-rate)
+            group["lr_old"] = rate
+
+
+# ---------------------------------------------------------------------- state by name
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """All of an optimiser's state as plain tensors on the CPU: "key.name of the parameter".
+
+    Sharded tensors are gathered: every process must call it. Copies: later updates do not change them.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    saved: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[parameter]
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor):
+                    saved[f"{key}.{name}"] = plain(value)
+            for key in GROUP_STATE:
+                if key in group:
+                    saved[f"{key}.{name}"] = torch.tensor(group[key], dtype=torch.float64)
+    return saved
+
+
+def plain(value: Tensor) -> Tensor:
+    """A copy on the CPU; of a sharded tensor (FSDP) the whole of it."""
+    value = value.detach()
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    return value.to("cpu", copy=True).contiguous()
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimizer_state`, bit by bit. State of unknown or misshapen parameters is an error."""
+    parameters = dict(model.named_parameters())
+    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+    fresh: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+    for entry, value in saved.items():
+        key, _, name = entry.partition(".")
+        parameter = parameters.get(name)
+        if parameter is None or parameter not in group_of:
+            known = nearest(name, parameters)
+            raise ValueError(f"the optimiser's state has {entry!r}, but the model does not train {name!r}{known}")
+        if key in GROUP_STATE:
+            group_of[parameter][key] = value.item()
+        else:
+            fresh[parameter][key] = _placed(key, name, value, parameter, group_of[parameter])
+    keys = {tuple(sorted(state)) for state in fresh.values()}
+    expected = {Adam: {"exp_avg", "exp_avg_sq", "step"}, Nag: {"momentum_buffer"}}.get(type(optimizer))
+    for found in keys:
+        if expected is not None and set(found) != expected:
+            raise ValueError(f"the state is of another optimiser than {type(optimizer).__name__}: it has {found}")
+    optimizer.state.clear()
+    for parameter, state in fresh.items():
+        optimizer.state[parameter] = state
+
+
+def _placed(key: str, name: str, value: Tensor, parameter: nn.Parameter, group: Mapping[str, Any]) -> Tensor:
+    """A saved tensor where the optimiser wants it."""
+    if key == "step":  # fused kernels of torch's own classes want it beside the parameter, all else on the CPU
+        return value.to(parameter.device if group.get("fused") else "cpu", copy=True)
+    if value.shape != parameter.shape:
+        raise ValueError(
+            f"the optimiser's {key} of {name!r} is {tuple(value.shape)}, expected {tuple(parameter.shape)}"
+        )
+    if hasattr(parameter, "full_tensor"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(parameter, DTensor)
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value.to(parameter.device, copy=True)
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiplies all gradients: a sum over tokens becomes a mean with 1 / tokens."""
+    gradients = gradients_of(parameters)
+    if gradients and factor != 1:
+        torch._foreach_mul_(gradients, factor)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:
+    """The norm of all gradients together, before clipping; above `limit` (0: off) they are scaled down to it.
+
+    Not finite: nothing is scaled, so that what is wrong can still be found.
+    """
+    gradients = gradients_of(parameters)
+    if not gradients:
+        return torch.zeros(())
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)))
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    if limit > 0 and norm.isfinite():
+        factor = limit / (norm + 1e-6)
+        if factor < 1:
+            torch._foreach_mul_(gradients, factor.item())
+    return norm
+
+
+# ---------------------------------------------------------------------- moving average of the weights
+
+
+class Ema:
+    """average <- decay * average + (1 - decay) * weights, after every update; counters and such are copied."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        averages, current = [], []
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                averages.append(self.weights[name])
+                current.append(value)
+            else:
+                self.weights[name].copy_(value)
+        torch._foreach_lerp_(averages, current, 1 - self.decay)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Within it the model has the averaged weights; afterwards its own again, bit by bit."""
+        own = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(self.weights)
+        try:
+            yield
+        finally:
+            model.load_state_dict(own)
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: plain(value) for name, value in self.weights.items()}
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        if saved.keys() != self.weights.keys():
+            odd = sorted(saved.keys() ^ self.weights.keys())
+            raise ValueError(f"the saved average is of another model: {odd[0]!r} is not in both")
+        with torch.no_grad():
+            for name, value in saved.items():
+                self.weights[name].copy_(value)

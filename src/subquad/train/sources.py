@@ -1,0 +1,139 @@
+"""From a recipe's data to a task: embedded sets are written to the run's folder once and prepared like files."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from subquad.data import embedded
+from subquad.data.images import ImageSet, open_images
+from subquad.data.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
+from subquad.mixers.config import nearest
+from subquad.tasks.base import Task
+from subquad.tasks.classification import ClassificationTask
+from subquad.tasks.language import LanguageTask
+from subquad.tasks.translation import TranslationTask
+from subquad.train.recipe import Recipe
+
+EXPECTED = {"translation": "pairs", "language-model": "text", "image-classification": "images"}
+
+
+def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
+    """The task with its data. cache: where tokens are written that are not prepared yet."""
+    weights = recipe.train.smoothing, recipe.train.aux_weight
+    if recipe.task == "image-classification":
+        config = recipe.data
+        return ClassificationTask(_images(recipe), *weights, config.augment, config.mixing, config.repeated)
+    data = _text(recipe, cache, report)
+    if data.task != recipe.task:
+        raise ValueError(f"{data.folder} was prepared for {data.task}, the recipe is for {recipe.task}")
+    for split in ("train", "valid"):
+        if split not in data.splits:
+            raise ValueError(f"{data.folder} has no split {split!r}{nearest(split, data.splits)}")
+    if recipe.task == "translation":
+        return TranslationTask(data, *weights)
+    return LanguageTask(data, recipe.data.blocks, *weights)
+
+
+def _embedded(recipe: Recipe) -> embedded.Embedded:
+    name = recipe.data.embedded
+    assert name is not None
+    found = embedded.load(name, **recipe.data.options)
+    if found.kind != EXPECTED[recipe.task]:
+        raise ValueError(
+            f"the embedded set {name!r} holds {found.kind}; task {recipe.task} needs {EXPECTED[recipe.task]}"
+        )
+    return found
+
+
+class ChosenImages:
+    """Some images of one or several sets, which number the same classes."""
+
+    def __init__(self, sets: Sequence[ImageSet], chosen: np.ndarray | None = None) -> None:
+        """chosen: numbers of the images, counted through all sets; None: all of them."""
+        self.sets, self.classes = sets, sets[0].classes
+        self.ends = np.cumsum([len(images) for images in sets])
+        self.chosen = np.arange(self.ends[-1]) if chosen is None else chosen
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        return {name: reason for images in self.sets for name, reason in images.skipped.items()}
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def _place(self, index: int) -> tuple[ImageSet, int]:
+        number = int(self.chosen[index])
+        place = int(np.searchsorted(self.ends, number, side="right"))
+        return self.sets[place], number - (int(self.ends[place - 1]) if place else 0)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        images, number = self._place(index)
+        return images[number]
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> list[tuple[Any, int]]:
+        places = [self._place(int(index)) for index in indices]
+        return [taken for images, number in places for taken in images.take([number])]
+
+
+def _images(recipe: Recipe) -> dict[str, ImageSet]:
+    if recipe.data.embedded is not None:
+        found = _embedded(recipe)
+        return {split: found.split(split) for split in embedded.SPLITS}
+    files = recipe.data.images
+    classes: list[str] | None = None
+    splits: dict[str, list[ImageSet]] = {}
+    for split in sorted(files, key=lambda name: name != "train"):  # the training images say which classes there are
+        splits[split] = []
+        for path in files[split]:
+            splits[split].append(open_images(path, classes=classes))
+            classes = splits[split][0].classes
+    result: dict[str, ImageSet] = {split: ChosenImages(sets) for split, sets in splits.items()}
+    if recipe.data.hold_out is not None:
+        kept, held_out = _held_out(splits["train"], recipe.data.hold_out)
+        result |= {"train": ChosenImages(splits["train"], kept), "valid": ChosenImages(splits["train"], held_out)}
+    return result
+
+
+def _held_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the images to train on, and of those to validate with."""
+    labels = np.concatenate([images.labels for images in sets])
+    if count >= len(labels):
+        raise ValueError(f"data.hold_out is {count}; there are only {len(labels)} training images")
+    by_class = bool((np.diff(labels) >= 0).all())  # class folders: the last images are all of one class
+    chosen = np.arange(count) * len(labels) // count if by_class else np.arange(len(labels) - count, len(labels))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+
+def _text(recipe: Recipe, cache: Path, report: Report | None) -> Prepared:
+    config = recipe.data
+    if config.folder is not None:
+        return open_prepared(config.folder)
+    splits = dict(config.splits)
+    if config.embedded is not None:
+        found = _embedded(recipe)
+        cache.mkdir(parents=True, exist_ok=True)
+        files = {split: _written(cache, split, found.split(split), found.kind) for split in embedded.SPLITS}
+        text = TextDataConfig.parse("data", {"task": recipe.task, "splits": {k: str(v) for k, v in files.items()}})
+        splits = text.splits
+    options = {
+        "task": recipe.task,
+        "splits": splits,
+        "tokenizer": config.tokenizer,
+        "target_tokenizer": config.target_tokenizer,
+        "max_length": config.max_length,
+    }
+    return prepare_text(TextDataConfig.parse("data", options), cache, report=report)
+
+
+def _written(cache: Path, split: str, samples: Sequence[tuple[str, str]] | Sequence[str], kind: str) -> Path:
+    """A split of an embedded set as a file. Unchanged content leaves what was prepared from it good."""
+    path = cache / (f"{split}.csv" if kind == "pairs" else f"{split}.txt")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if kind == "pairs":
+            csv.writer(file).writerows(samples)
+        else:
+            file.writelines(f"{line}\n" for line in samples)
+    return path

@@ -1,0 +1,271 @@
+"""Checkpoints: bit-exact resume with dropout on, damage by name, fallback, rotation, averages; and the metrics log."""
+
+import io
+import json
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subquad.train.checkpoint import (
+    Checkpoint,
+    Rotation,
+    TrainState,
+    average,
+    best,
+    checkpoints,
+    latest,
+    load_checkpoint,
+    newest,
+    read_state,
+    rng_state,
+    rotate,
+    save_checkpoint,
+    set_rng_state,
+)
+from subquad.train.log import MetricsLog, Progress, Status, TrackConfig, build_trackers, read_metrics
+from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
+from tests.golden_files import FOLDER
+from tests.golden_training import check_average
+
+
+def some_checkpoint(update: int, **state: object) -> Checkpoint:
+    weights = {"w": torch.full((3, 2), float(update)), "count": torch.tensor(update)}
+    return Checkpoint(weights, {"exp_avg.w": torch.ones(3, 2)}, TrainState(update=update, **state), rng_state())  # type: ignore[arg-type]
+
+
+def save_some(folder: Path, *updates: int) -> list[Path]:
+    return [save_checkpoint(folder, some_checkpoint(update)) for update in updates]
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_resume_is_bit_exact_with_dropout(tmp_path: Path) -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        return model, build_optimizer(OptimConfig(weight_decay=0.1), model)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, updates: int) -> None:
+        for _ in range(updates):
+            x = torch.randn(4, 6) + float(np.random.rand()) + random.random()
+            optimizer.zero_grad(set_to_none=True)
+            model(x).square().sum().backward()
+            set_rate(optimizer, 0.01)
+            optimizer.step()
+
+    torch.manual_seed(0)
+    model, optimizer = build()
+    train(model, optimizer, 3)
+    random.gauss(0, 1)  # leaves a second number in Python's generator, which is part of its state
+    np.random.randn()
+    state = TrainState(update=3, epoch=1, cursor={"epoch": 1, "batch": 7}, metrics={"loss": 0.1 + 0.2})
+    saved = Checkpoint(dict(model.state_dict()), optimizer_state(optimizer, model), state, rng_state())
+    path = save_checkpoint(tmp_path, saved)
+    train(model, optimizer, 3)
+    drawn = (random.gauss(0, 1), np.random.randn(), torch.randn(1))
+
+    torch.manual_seed(9)
+    twin, resumed = build()
+    loaded = load_checkpoint(path)
+    twin.load_state_dict(loaded.model)
+    restore_optimizer(resumed, twin, loaded.optimizer)
+    set_rng_state(loaded.rng)
+    assert loaded.state == state
+    train(twin, resumed, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert drawn == (random.gauss(0, 1), np.random.randn(), torch.randn(1))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json"])
+def test_damage_is_named(tmp_path: Path, name: str) -> None:
+    (path,) = save_some(tmp_path, 5)
+    load_checkpoint(path)
+    damage(path / name)
+    with pytest.raises(ValueError, match=f"damaged: the checksum of {name} differs"):
+        load_checkpoint(path)
+    (path / name).unlink()
+    with pytest.raises(ValueError, match=f"damaged: {name} is missing"):
+        load_checkpoint(path)
+
+
+def test_damaged_checksums_are_named_too(tmp_path: Path) -> None:
+    (path,) = save_some(tmp_path, 5)
+    (path / "checksums.json").write_text("{")
+    with pytest.raises(ValueError, match=r"checksums.json cannot be read"):
+        load_checkpoint(path)
+    (path / "checksums.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"model.safetensors has no checksum"):
+        load_checkpoint(path)
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "other")
+
+
+def test_the_latest_whole_one_is_found(tmp_path: Path) -> None:
+    assert latest(tmp_path / "not-there") is None
+    first, second, third = save_some(tmp_path, 9, 10, 100)
+    assert latest(tmp_path) == third
+    damage(third / "model.safetensors")
+    (second / "state.json").unlink()
+    with pytest.warns(UserWarning, match="trying the one before") as warned:
+        assert latest(tmp_path) == first
+    assert len(warned) == 2
+    damage(first / "rng.safetensors")
+    with pytest.warns(UserWarning, match="trying"), pytest.raises(ValueError, match=r"every checkpoint .* damaged"):
+        latest(tmp_path)
+
+
+def test_what_a_killed_writer_left_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (path,) = save_some(tmp_path, 1)
+    (tmp_path / ".new-update-000000002").mkdir()
+    (tmp_path / ".new-update-000000002" / "model.safetensors").write_bytes(b"half")
+    path.rename(tmp_path / ".old-update-000000001")  # killed between the two renames of an overwriting save
+    save_some(tmp_path, 3)
+    assert [p.name for p in checkpoints(tmp_path)] == ["update-000000003", "update-000000001"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["update-000000001", "update-000000003"]
+
+
+def test_saving_an_update_again_replaces_it(tmp_path: Path) -> None:
+    save_some(tmp_path, 4)
+    path = save_checkpoint(tmp_path, some_checkpoint(4, epoch=2))
+    assert read_state(path).epoch == 2
+    assert checkpoints(tmp_path) == [path]
+
+
+def test_rotation(tmp_path: Path) -> None:
+    losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: float("nan"), 50: 2.5, 60: 4.0}
+    for update, loss in losses.items():
+        state = {"epoch": update // 20, "epoch_end": update % 20 == 0, "metrics": {"loss": loss}}
+        save_checkpoint(tmp_path, some_checkpoint(update, **state))
+
+    def left() -> list[int]:
+        return sorted(read_state(path).update for path in checkpoints(tmp_path))
+
+    assert [read_state(path).update for path in best(tmp_path, Rotation())] == [20, 30, 50, 10, 60]
+    removed = rotate(tmp_path, Rotation(keep_last=2, keep_best=1, keep_epochs=2, keep_every=30))
+    assert [read_only.name for read_only in removed] == ["update-000000010"]
+    assert left() == [20, 30, 40, 50, 60]
+    rotate(tmp_path, Rotation(keep_last=1, keep_best=2))
+    assert left() == [20, 30, 60]
+    rotate(tmp_path, Rotation(keep_best=1, better="higher"))
+    assert left() == [60]
+
+
+def test_averaging_as_fairseq() -> None:
+    check_average(json.loads((FOLDER / "fairseq" / "average_checkpoints.json").read_text()))
+
+
+def test_averaging_needs_enough_checkpoints_of_one_model(tmp_path: Path) -> None:
+    paths = save_some(tmp_path, 1, 2)
+    with pytest.raises(ValueError, match="holds 2 checkpoints, fewer than the 3"):
+        newest(tmp_path, 3)
+    other = some_checkpoint(3)
+    other.model["extra"] = torch.ones(1)
+    with pytest.raises(ValueError, match=r"another model .* 'extra'"):
+        average([*paths, save_checkpoint(tmp_path, other)])
+    with pytest.raises(ValueError, match="at least one"):
+        average([])
+
+
+def test_moving_averages_travel_along(tmp_path: Path) -> None:
+    checkpoint = some_checkpoint(1)
+    checkpoint.ema = {"w": torch.arange(3.0)}
+    path = save_checkpoint(tmp_path, checkpoint)
+    loaded = load_checkpoint(path).ema
+    assert loaded is not None
+    assert torch.equal(loaded["w"], torch.arange(3.0))
+    assert torch.equal(average([path], ema=True)["w"], torch.arange(3.0))
+
+
+def test_tensors_that_share_memory_are_saved(tmp_path: Path) -> None:
+    """A transposed or shared tensor must not stop a run at its first checkpoint."""
+    base = torch.arange(6.0).reshape(2, 3)
+    tensors: dict[str, Tensor] = {"a": base, "b": base, "c": base.T}
+    path = save_checkpoint(tmp_path, Checkpoint(tensors, {}, TrainState(), {}))
+    assert torch.equal(load_checkpoint(path).model["c"], base.T)
+
+
+# ---------------------------------------------------------------------- logs
+
+
+def test_metrics_survive_a_kill_and_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    log = MetricsLog(path)
+    for update in (10, 20, 30):
+        log.write("train", update, {"loss": 1 / update})
+    log.write("valid", 20, {"loss": float("nan")})
+    with path.open("a") as file:
+        file.write('{"event": "tra')  # the process was killed here
+    assert len(read_metrics(path)) == 4
+    again = MetricsLog(path)
+    again.resumed(20)
+    again.write("train", 30, {"loss": torch.tensor(0.5)})
+    assert [(r["update"], r["loss"]) for r in read_metrics(path, "train")] == [(10, 0.1), (20, 0.05), (30, 0.5)]
+    assert read_metrics(path, "valid")[0]["loss"] == "nan"
+    path.write_text("no json\n")
+    with pytest.raises(ValueError, match="line 1"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "module", "name"),
+    [({"tensorboard": True}, "torch.utils.tensorboard", "tensorboard"), ({"wandb": "project"}, "wandb", "wandb")],
+)
+def test_a_missing_tracker_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], module: str, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf"needs the package {name}: pip install 'subquad\[track\]'"):
+        build_trackers(TrackConfig.parse("track", options), tmp_path, {})
+    assert build_trackers(TrackConfig(), tmp_path, {}) == []
+
+
+def test_tensorboard_writes_events(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tracker,) = build_trackers(TrackConfig(tensorboard=True), tmp_path, {})
+    tracker.log("train", 1, {"loss": 1.0})
+    tracker.close()
+    assert any(path.stat().st_size for path in (tmp_path / "tensorboard").iterdir())
+
+
+def test_wandb_offline(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    config = TrackConfig(wandb="subquad-test", wandb_mode="offline", wandb_artifacts=True)
+    (checkpoint,) = save_some(tmp_path / "checkpoints", 1)
+    for _ in range(2):  # the second time it goes on with the same run
+        (tracker,) = build_trackers(config, tmp_path, {"task": "translation"})
+        tracker.log("train", 1, {"loss": 1.0})
+        tracker.artifact(checkpoint, "model", {"update": 1})
+        tracker.close()
+    assert (tmp_path / "wandb-id.txt").read_text().strip()
+
+
+def test_progress_in_a_log_is_plain_lines() -> None:
+    stream = io.StringIO()
+    with Progress(every=10, stream=stream) as progress:
+        for update in range(1, 31):
+            progress(Status(1, update, 2.0, nll=0.0, tokens=100, rate=1e-3, done=update / 60, extra={"primal": 0.5}))
+        progress.note("validation: ppl 1.00")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("epoch 1 | update 10 | loss 2.000 | ppl 1.00 | primal 0.5 | lr 1.00e-03 | ")
+    for part in ("tokens/s", "left", "GB"):
+        assert part in lines[0]
+    assert "\r" not in stream.getvalue()
+
+
+def test_progress_on_a_terminal_is_one_line() -> None:
+    stream = io.StringIO()
+    with Progress(stream=stream, live=True, refresh=0.0) as progress:
+        for update in range(3):
+            progress(Status(1, update, 2.0))
+        progress.note("done")
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().count("\r\x1b[2K") == 5

@@ -1,0 +1,178 @@
+"""Training runs: what they leave behind, how they go on, how they end, how they refuse."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from subquad.cli.main import run as command
+from subquad.models import build_model
+from subquad.tasks.base import Task
+from subquad.train.checkpoint import checkpoints, load_checkpoint
+from subquad.train.health import NotFiniteError, load_failure
+from subquad.train.log import Progress, read_metrics
+from subquad.train.loop import Trainer, evaluate
+from subquad.train.recipe import Recipe
+from subquad.train.run import differences, open_run
+from subquad.train.sources import task_of
+
+pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
+
+STACK = {"layers": 1, "heads": 2, "hidden": 16, "dropout": 0.2, "norm": "pre"}
+SCHEDULE = {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 4}
+RECIPES: dict[str, dict[str, Any]] = {
+    "image-classification": {
+        "data": {"embedded": "digits"},
+        "model": {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": STACK},
+        "train": {"budget": {"max_sentences": 200}, "smoothing": 0.1},
+    },
+    "translation": {
+        "data": {
+            "embedded": "phrases",
+            "options": {"train": 120, "valid": 20, "test": 20},
+            "tokenizer": {"kind": "bpe", "vocab_size": 300},
+        },
+        "model": {
+            "preset": "translation_small",
+            "dim": 16,
+            "shared_embedding": True,
+            "encoder": STACK,
+            "decoder": STACK,
+        },
+        "train": {"budget": {"max_tokens": 400}, "accumulate": 2, "smoothing": 0.1},
+    },
+}
+
+
+def recipe(task: str, **train: Any) -> Recipe:
+    data = RECIPES[task]
+    options = {**data, "task": task, "schedule": SCHEDULE, "train": {**data["train"], **train}}
+    return Recipe.parse("recipe", options | {"optim": {"name": "adam", "ema": 0.9}})
+
+
+def trainer(given: Recipe, run: Path, task: Task | None = None) -> Trainer:
+    task = task or task_of(given, run / "data")
+    return Trainer(given, task, run, Progress(stream=io.StringIO()), [])
+
+
+def assert_equal(ours: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == other.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_an_interrupted_run_ends_as_the_uninterrupted_one(task: str, tmp_path: Path) -> None:
+    """Dropout on, in the middle of an epoch: weights, optimiser, average and generators are the same bits."""
+    whole = recipe(task, updates=9, validate_every=3)
+    trainer(whole, tmp_path / "whole").fit()
+    trainer(recipe(task, updates=6, validate_every=3), tmp_path / "parts").fit()
+    torch.manual_seed(99)  # what happened in between does not matter
+    trainer(whole, tmp_path / "parts").fit()
+    first, second = (load_checkpoint(checkpoints(tmp_path / name / "checkpoints")[0]) for name in ("whole", "parts"))
+    assert first.state.update == second.state.update == 9
+    assert_equal(first.model, second.model)
+    assert_equal(first.optimizer, second.optimizer)
+    assert_equal(first.rng, second.rng)
+    assert first.ema is not None
+    assert second.ema is not None
+    assert_equal(first.ema, second.ema)
+    assert first.state.cursor == second.state.cursor
+    assert first.state.metrics == second.state.metrics
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_training_learns_and_logs(task: str, tmp_path: Path) -> None:
+    given = recipe(task, updates=40, log_every=10, validate_every=20)
+    trained = trainer(given, tmp_path)
+    before = evaluate(trained.task, trained.model, "valid", trained.device)
+    after = trained.fit()
+    assert after["loss"] < before["loss"]
+    logged = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["update"] for record in logged if record["event"] == "train"] == [10, 20, 30, 40]
+    assert [record["update"] for record in logged if record["event"] == "valid"] == [20, 40]
+    assert ("ppl" in after) == (task == "translation")
+    assert ("top1" in after) == (task != "translation")
+
+
+def test_metrics_do_not_depend_on_the_batches(tmp_path: Path) -> None:
+    """Loss of a split: the mean over its targets, however they are batched."""
+    given = recipe("translation", updates=1)
+    trained = trainer(given, tmp_path)
+    samples = trained.task.samples("valid", training=False)
+    trained.model.eval()
+    with torch.no_grad():
+        losses = [trained.task.loss(trained.model, samples.batch(torch.tensor([i]).numpy())) for i in range(20)]
+    mean = sum(loss.sums["nll"] for loss in losses) / sum(loss.count for loss in losses)
+    assert evaluate(trained.task, trained.model, "valid", trained.device)["loss"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:
+    by_epochs = trainer(recipe("image-classification", epochs=2), tmp_path / "epochs")
+    by_epochs.fit()
+    assert by_epochs.update == 2 * len(by_epochs.plan.epoch(0))
+    by_updates = trainer(recipe("image-classification", updates=3, epochs=9), tmp_path / "updates")
+    by_updates.fit()
+    assert by_updates.update == 3
+    impatient = trainer(recipe("image-classification", epochs=50, patience=1), tmp_path / "patience")
+    impatient.fit()
+    assert impatient.worse == 1
+    assert impatient.cursor.epoch < 50
+
+
+def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
+    trained = trainer(recipe("image-classification", updates=5), tmp_path)
+    with torch.no_grad():
+        trained.model.get_parameter("encoder.blocks.0.ffn.fc2.weight").fill_(torch.inf)
+    weights = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    with pytest.raises(NotFiniteError, match=r"encoder\.blocks\.0\.ffn\.fc2"):
+        trained.fit()
+    assert_equal(dict(trained.model.state_dict()), weights)
+    batch, _, _ = load_failure(tmp_path / "failure" / next((tmp_path / "failure").iterdir()).name)
+    assert set(batch) == {"images", "labels"}
+
+
+def test_a_run_directory_belongs_to_one_recipe(tmp_path: Path) -> None:
+    given = recipe("image-classification", updates=5)
+    assert open_run(given, tmp_path / "run") is False
+    assert open_run(recipe("image-classification", updates=50), tmp_path / "run") is True, "longer is fine"
+    with pytest.raises(ValueError, match=r"another recipe \(train\.seed differ\)"):
+        open_run(recipe("image-classification", updates=5, seed=3), tmp_path / "run")
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert differences({"a": {"b": 1}}, {"a": {"b": 2, "c": 3}}) == ["a.b", "a.c"]
+
+
+def test_the_command_trains_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {**RECIPES["image-classification"], "task": "image-classification", "schedule": SCHEDULE}
+    data["train"] = {**data["train"], "updates": 3}
+    path, run = tmp_path / "tiny.yaml", tmp_path / "run"
+    path.write_text(yaml.safe_dump(data))
+    assert command(["train", str(path), "--run", str(run)]) == 0
+    assert "after 3 updates" in capsys.readouterr().out
+    assert command(["train", str(path), "train.updates=5", "--run", str(run)]) == 0
+    captured = capsys.readouterr()
+    assert "after 5 updates" in captured.out
+    assert "resumed at update 3" in captured.err
+    assert command(["train", str(path), "model.encoder.mixer=linformr", "--run", str(run)]) == 1
+    assert "did you mean 'linformer'" in capsys.readouterr().err
+    assert command(["train", str(path), "train.udpates=5"]) == 1
+    assert "did you mean 'updates'" in capsys.readouterr().err
+    assert command(["train", str(tmp_path / "none.yaml")]) == 1
+    assert "there is no recipe" in capsys.readouterr().err
+
+
+def test_a_task_refuses_models_and_data_of_another_kind() -> None:
+    data = {**RECIPES["translation"], "task": "translation", "schedule": SCHEDULE}
+    data["train"] = {**data["train"], "updates": 1}
+    with pytest.raises(ValueError, match="task translation trains models of kind encoder-decoder, not vision"):
+        Recipe.parse("recipe", data | {"model": {"preset": "vision_small"}})
+    with pytest.raises(ValueError, match="holds images; task translation needs pairs"):
+        task_of(Recipe.parse("recipe", data | {"data": {"embedded": "digits"}}), Path("unused"))
+    with pytest.raises(ValueError, match="lara cannot be causal"):
+        Recipe.parse("recipe", data | {"model": {"preset": "translation_small", "decoder": {"mixer": "lara"}}})
+    assert build_model("translation_small").config.decoder.mixer.name == "softmax"
