@@ -152,13 +152,13 @@ def test_the_command_trains_and_resumes(tmp_path: Path, capsys: pytest.CaptureFi
     data["train"] = {**data["train"], "updates": 3}
     path, run = tmp_path / "tiny.yaml", tmp_path / "run"
     path.write_text(yaml.safe_dump(data))
-    assert command(["train", str(path), "--run", str(run)]) == 0
+    assert command(["train", str(path), "--out", str(run)]) == 0
     assert "after 3 updates" in capsys.readouterr().out
-    assert command(["train", str(path), "train.updates=5", "--run", str(run)]) == 0
+    assert command(["train", str(path), "train.updates=5", "--out", str(run)]) == 0
     captured = capsys.readouterr()
     assert "after 5 updates" in captured.out
     assert "resumed at update 3" in captured.err
-    assert command(["train", str(path), "model.encoder.mixer=linformr", "--run", str(run)]) == 1
+    assert command(["train", str(path), "model.encoder.mixer=linformr", "--out", str(run)]) == 1
     assert "did you mean 'linformer'" in capsys.readouterr().err
     assert command(["train", str(path), "train.udpates=5"]) == 1
     assert "did you mean 'updates'" in capsys.readouterr().err

@@ -1,11 +1,13 @@
 """`subquad train`: a recipe, changes to it, a run directory."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from subquad.train.distributed import Workers
     from subquad.train.recipe import Recipe
 
 
@@ -14,7 +16,7 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Argument(help="Changes to it, such as model.encoder.mixer=eva train.updates=100.")
     ] = None,
-    run: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(help="The run directory; default: runs/ and the recipe's name. An existing one resumes."),
     ] = None,
@@ -24,29 +26,44 @@ def train(
 ) -> None:
     """Train a model, or go on with a run.
 
-    Ctrl-C ends a run at its last checkpoint; the same command goes on from there.
+    Ctrl-C ends a run at its last checkpoint; the same command goes on from there. Under torchrun
+    (`torchrun --nproc-per-node=2 -m subquad.cli.main train RECIPE`) the processes share every update, each taking some
+    of its batches.
     """
     from subquad.train.recipe import read_recipe
 
     read = read_recipe(recipe, changes or [])
-    folder = run or Path("runs") / recipe.stem
+    folder = out or Path("runs") / recipe.stem
     if dry_run:
         _describe(read)
         return
+    from subquad.train.distributed import join, leave
+
+    workers = join()
+    try:
+        _train(read, folder, workers)
+    finally:
+        leave()
+
+
+def _train(recipe: "Recipe", folder: Path, workers: "Workers") -> None:
     from subquad.train.log import Progress, build_trackers, shown_metrics
     from subquad.train.loop import Trainer
     from subquad.train.run import open_run
     from subquad.train.sources import task_of
 
-    open_run(read, folder)
-    with Progress() as progress:
-        task = task_of(read, folder / "data")
-        trainer = Trainer(
-            read, task, folder, progress, build_trackers(read.track, folder, read.model_dump(mode="json"))
-        )
+    if workers.leads:  # files are written by one; the others read them
+        open_run(recipe, folder)
+        task_of(recipe, folder / "data")
+    workers.wait()
+    task = task_of(recipe, folder / "data")
+    trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.leads else []
+    with Progress(stream=None if workers.leads else io.StringIO()) as progress:
+        trainer = Trainer(recipe, task, folder, progress, trackers, workers)
         progress.note(f"{folder}: {trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples")
         metrics = trainer.fit()
-    print(f"{folder}: {shown_metrics(metrics)} after {trainer.update:,} updates")
+    if workers.leads:
+        print(f"{folder}: {shown_metrics(metrics)} after {trainer.update:,} updates")
 
 
 def _describe(recipe: "Recipe") -> None:

@@ -6,7 +6,7 @@ a resumed run is the uninterrupted one, bit by bit.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.data.batches import Batch, BatchPlan, Budget, Cursor
+from subquad.data.batches import Batch, BatchPlan, Budget, Cursor, shard
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
+from subquad.nn.block import Block
 from subquad.tasks.base import Samples, StepLoss, Task, moved
 from subquad.train.checkpoint import (
     Checkpoint,
@@ -29,27 +30,43 @@ from subquad.train.checkpoint import (
     save_checkpoint,
     set_rng_state,
 )
+from subquad.train.distributed import Workers
 from subquad.train.log import MetricsLog, Progress, Status, Tracker, shown_metrics
 from subquad.train.optim import optimizer_state, restore_optimizer
 from subquad.train.recipe import Recipe
 from subquad.train.schedules import Schedule
-from subquad.train.step import Stepped, Updater
+from subquad.train.step import ALONE, COUNT, Stepped, Updater
 
 EVALUATION_TOKENS = 8192
+SEEDS_APART = 1_000_003
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Trainer:
     """Trains one model by a recipe in a run directory; call `fit`."""
 
-    def __init__(self, recipe: Recipe, task: Task, run: Path, progress: Progress, trackers: list[Tracker]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        run: Path,
+        progress: Progress,
+        trackers: Sequence[Tracker] = (),
+        workers: Workers = ALONE,
+    ) -> None:
+        """workers: the processes that share every update; each takes its part of the batches."""
         self.recipe, self.task, self.run, self.progress, self.trackers = recipe, task, run, progress, trackers
+        self.workers = workers
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = recipe.train
         torch.manual_seed(config.seed)
         self.model: Model = model_from(recipe.model_data(task.model_options())).to(self.device)
-        self.compute: Any = torch.compile(self.model) if config.compile else self.model
-        self.updater = Updater(self.model, recipe.optim, self.device, half=config.precision == "float16")
+        if config.compile:
+            for block in self.model.modules():
+                if isinstance(block, Block):
+                    block.compile()
+        half = config.precision == "float16"
+        self.updater = Updater(self.model, recipe.optim, self.device, half, workers)
         self.samples = task.samples("train", training=True)
         self.plan = BatchPlan(*self.samples.sizes, budget=task.budget(config.budget), seed=config.seed)
         self.schedule = Schedule(recipe.schedule, config.updates, config.epochs)
@@ -58,8 +75,10 @@ class Trainer:
         self.targets = 0  # learned from since this process began
         self.best: float | None = None
         self.metrics: dict[str, float] = {}
-        self.log = MetricsLog(run / "metrics.jsonl")
+        self.log = MetricsLog(run / "metrics.jsonl") if workers.leads else None
         self.started = time.monotonic()
+        if not workers.leads:  # the same weights, but draws of its own
+            torch.manual_seed(config.seed + SEEDS_APART * workers.rank)
 
     # ------------------------------------------------------------------ the run
 
@@ -82,26 +101,32 @@ class Trainer:
                     break
         if validated != self.update or not self.metrics:
             self._validate(self.cursor.batch == 0)
-        self.log.close()
+        if self.log is not None:
+            self.log.close()
         for tracker in self.trackers:
             tracker.close()
         return self.metrics
 
     def _over(self) -> bool:
+        """Whether a limit is reached; the leading worker's clock decides for all."""
         config = self.recipe.train
+        if config.minutes is not None and self.workers.world > 1:
+            late = self.workers.leads and self._minutes() >= config.minutes
+            if self.workers.sum_numbers({"late": float(late)})["late"]:
+                return True
         return (
             (config.updates is not None and self.update >= config.updates)
             or (config.epochs is not None and self.cursor.epoch >= config.epochs)
-            or (config.minutes is not None and self._minutes() >= config.minutes)
+            or (config.minutes is not None and self.workers.world == 1 and self._minutes() >= config.minutes)
             or (config.patience is not None and self.worse >= config.patience)
             or self.schedule.finished(self.update, self.cursor.epoch)
         )
 
     def _groups(self) -> Iterator[list[Batch]]:
-        """What is left of the epoch, cut into the batches of each update."""
+        """What is left of the epoch, cut into the batches of each update, of all workers."""
         self._batches_of_epoch = len(self.plan.epoch(self.cursor.epoch))
         batches = self.plan.rest(self.cursor)
-        size = self.recipe.train.accumulate
+        size = self.recipe.train.accumulate * self.workers.world
         for start in range(0, len(batches), size):
             yield batches[start : start + size]
 
@@ -109,7 +134,8 @@ class Trainer:
 
     def _step(self, group: list[Batch]) -> None:
         self.model.train()
-        batches = [moved(self.samples.batch(numbers), self.device) for numbers in group]
+        own = shard(group, self.workers.rank, self.workers.world)
+        batches = [moved(self.samples.batch(numbers), self.device) for numbers in own]
         rate = self.schedule.rate(self.update, self.cursor.epoch)
         done = self.updater.step(batches, self._loss, rate, self.run / "failure", self.update)
         self.update += 1
@@ -118,7 +144,7 @@ class Trainer:
 
     def _loss(self, batch: Mapping[str, Tensor]) -> StepLoss:
         with self._precision():
-            return self.task.loss(self.compute, batch)
+            return self.task.loss(self.model, batch)
 
     def _precision(self) -> AbstractContextManager[Any]:
         dtype = PRECISIONS.get(self.recipe.train.precision)
@@ -146,6 +172,8 @@ class Trainer:
         return (time.monotonic() - self.started) / 60
 
     def _write(self, event: str, values: Mapping[str, float]) -> None:
+        if self.log is None:
+            return
         self.log.write(event, self.update, values)
         for tracker in self.trackers:
             tracker.log(event, self.update, values)
@@ -154,7 +182,7 @@ class Trainer:
 
     def _validate(self, epoch_end: bool) -> None:
         with self.updater.ema.applied(self.model) if self.updater.ema is not None else nullcontext():
-            self.metrics = evaluate(self.task, self.model, "valid", self.device, self._precision())
+            self.metrics = evaluate(self.task, self.model, "valid", self.device, self._precision(), self.workers)
         value, sign = self.metrics[self.task.metric], 1 if self.task.better == "lower" else -1
         improved = self.best is None or sign * value < sign * self.best
         self.best, self.worse = (value, 0) if improved else (self.best, self.worse + 1)
@@ -174,11 +202,13 @@ class Trainer:
             dict(self.model.state_dict()),
             optimizer_state(self.updater.optimizer, self.model),
             state,
-            rng_state(),
+            self.workers.gather(rng_state(), "rank"),
             self.updater.ema.state() if self.updater.ema is not None else None,
         )
-        save_checkpoint(self.run / "checkpoints", content)
-        rotate(self.run / "checkpoints", self.rotation)
+        if self.workers.leads:
+            save_checkpoint(self.run / "checkpoints", content)
+            rotate(self.run / "checkpoints", self.rotation)
+        self.workers.wait()
 
     def _resume(self, path: Path) -> None:
         saved = load_checkpoint(path)
@@ -192,28 +222,38 @@ class Trainer:
         self.update, self.cursor, self.metrics = state.update, Cursor(**state.cursor), state.metrics
         self.worse, self.best = state.extra["worse"], state.extra["best"]
         self.started = time.monotonic() - 60 * state.extra["minutes"]
-        self.log.resumed(self.update)
+        if self.log is not None:
+            self.log.resumed(self.update)
         self.progress.note(f"resumed at update {self.update:,}, epoch {self.cursor.epoch + 1}")
-        set_rng_state(saved.rng)
+        own = "" if self.workers.leads else f"rank{self.workers.rank}."
+        # more workers than before: those that are new go on with their seeds
+        set_rng_state({name.removeprefix(own): value for name, value in saved.rng.items() if name.startswith(own)})
 
 
 def evaluate(
-    task: Task, model: Model, split: str, device: torch.device, precision: AbstractContextManager[Any] | None = None
+    task: Task,
+    model: Model,
+    split: str,
+    device: torch.device,
+    precision: AbstractContextManager[Any] | None = None,
+    workers: Workers = ALONE,
 ) -> dict[str, float]:
-    """The task's metrics on a split, in eval mode, over every sample once."""
+    """The task's metrics on a split, in eval mode, over every sample once; workers share them."""
     samples: Samples = task.samples(split, training=False)
     training = model.training
     model.eval()
     sums: dict[str, float] = {}
     count = 0
+    plan = BatchPlan(*samples.sizes, budget=task.budget(_evaluation(samples)), shuffle=False)
     with torch.no_grad(), precision or nullcontext():
-        for numbers in BatchPlan(*samples.sizes, budget=task.budget(_evaluation(samples)), shuffle=False).epoch(0):
+        for numbers in shard(plan.epoch(0), workers.rank, workers.world):
             loss = task.loss(model, moved(samples.batch(numbers), device))
             count += loss.count
             for name, value in loss.sums.items():
                 sums[name] = sums.get(name, 0.0) + value
     model.train(training)
-    return task.metrics(sums, count)
+    sums = workers.sum_numbers({**sums, COUNT: count})
+    return task.metrics({name: value for name, value in sums.items() if name != COUNT}, int(sums[COUNT]))
 
 
 def _evaluation(samples: Samples) -> Budget:

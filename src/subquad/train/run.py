@@ -31,7 +31,7 @@ def open_run(recipe: Recipe, run: Path) -> bool:
     changed = [key for key in differences(before, data) if not key.startswith(FREE)]
     if changed:
         raise ValueError(
-            f"{run} holds a run of another recipe ({', '.join(changed)} differ); give another --run, or the same recipe"
+            f"{run} holds a run of another recipe ({', '.join(changed)} differ); give another --out, or the same recipe"
         )
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     return True

@@ -1,6 +1,7 @@
 """From a recipe's data to a task: embedded sets are written to the run's folder once and prepared like files."""
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,14 @@ def _text(recipe: Recipe, cache: Path, report: Report | None) -> Prepared:
 
 
 def _written(cache: Path, split: str, samples: Sequence[tuple[str, str]] | Sequence[str], kind: str) -> Path:
-    """A split of an embedded set as a file. Unchanged content leaves what was prepared from it good."""
+    """A split of an embedded set as a file, which stays as it is when its content does."""
     path = cache / (f"{split}.csv" if kind == "pairs" else f"{split}.txt")
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if kind == "pairs":
-            csv.writer(file).writerows(samples)
-        else:
-            file.writelines(f"{line}\n" for line in samples)
+    content = io.StringIO(newline="")
+    if kind == "pairs":
+        csv.writer(content).writerows(samples)
+    else:
+        content.writelines(f"{line}\n" for line in samples)
+    encoded = content.getvalue().encode()
+    if not path.exists() or path.read_bytes() != encoded:
+        path.write_bytes(encoded)
     return path

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from subquad.tasks.base import StepLoss
 from subquad.train.checkpoint import rng_state
+from subquad.train.distributed import Workers
 from subquad.train.health import diagnose, is_finite
 from subquad.train.optim import Ema, OptimConfig, build_optimizer, clip_gradients, scale_gradients, set_rate
 
+ALONE = Workers()
+LOSS, COUNT = ".loss", ".count"  # names that no task uses
 TensorBatch = Mapping[str, Tensor]
 LossOf = Callable[[TensorBatch], StepLoss]
 
@@ -29,9 +32,16 @@ class Stepped:
 class Updater:
     """A model's optimiser, and all that stands between a loss and an update."""
 
-    def __init__(self, model: nn.Module, config: OptimConfig, device: torch.device, half: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OptimConfig,
+        device: torch.device,
+        half: bool = False,
+        workers: Workers = ALONE,
+    ) -> None:
         """half: gradients of float16 are scaled against underflow."""
-        self.model, self.config = model, config
+        self.model, self.config, self.workers = model, config, workers
         self.optimizer = build_optimizer(config, model)
         self.ema = Ema(model, config.ema) if config.ema else None
         self.scaler = torch.amp.GradScaler(device.type, enabled=half)
@@ -39,7 +49,7 @@ class Updater:
     def step(
         self, batches: Sequence[TensorBatch], loss_of: LossOf, rate: float, failures: Path, update: int = 0
     ) -> Stepped:
-        """An update from the sum of the losses of `batches`, by the learning rate `rate`.
+        """An update from the sum of the losses of all workers' `batches`, by the learning rate `rate`.
 
         A loss or gradient that is not finite raises NotFiniteError before anything is changed; what reproduces it is
         then in the folder `failures`.
@@ -56,6 +66,9 @@ class Updater:
             count += found.count
             for name, value in found.sums.items():
                 sums[name] = sums.get(name, 0.0) + value
+        self.workers.sum_gradients(self.model.parameters())
+        sums = self.workers.sum_numbers({**sums, LOSS: total, COUNT: count})
+        total, count = sums.pop(LOSS), int(sums.pop(COUNT))
         self.scaler.unscale_(self.optimizer)
         scale_gradients(self.model.parameters(), 1 / max(1, count))
         norm = clip_gradients(self.model.parameters(), self.config.clip)
