@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.kernels.dropout import dropout
 from subquad.mixers import Mixer, State
 from subquad.nn.feedforward import FeedForward
 
@@ -70,7 +70,7 @@ class Block(nn.Module):
         self, x: Tensor, around: Surroundings, state: BlockState | None = None
     ) -> tuple[Tensor, BlockState | None, Tensor | None]:
         """x, the state for the next call when streaming, and the mixer's regulariser (batch,) or None."""
-        given = F.dropout(self._before(self.mixer_norm, x), self.input_dropout, self.training)
+        given = dropout(self._before(self.mixer_norm, x), self.input_dropout, self.training)
         mixed = self.mixer(
             given, padding=around.padding, grid=around.grid, state=state.mixer if state is not None else None
         )
@@ -95,7 +95,7 @@ class Block(nn.Module):
         return norm(x) if self.pre_norm else x
 
     def _after(self, norm: nn.Module, x: Tensor, change: Tensor) -> Tensor:
-        change = F.dropout(change, self.dropout, self.training)
+        change = dropout(change, self.dropout, self.training)
         if self.training and self.drop_path:
             kept = torch.rand(x.shape[0], 1, 1, device=x.device) >= self.drop_path
             change = change * kept / (1 - self.drop_path)

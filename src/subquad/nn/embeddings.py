@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels.dropout import dropout
 from subquad.mixers.config import Options
 from subquad.nn.positions import build_positions, count_tokens
 
@@ -107,5 +108,5 @@ class TokenEmbedding(nn.Module):
             x = x + self.positions(number).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)
-        x = F.dropout(x, self.config.dropout, self.training)
+        x = dropout(x, self.config.dropout, self.training)
         return x if padding is None else x.masked_fill(padding[..., None], 0)

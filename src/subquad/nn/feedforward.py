@@ -9,6 +9,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
 
 Activation = Literal["relu", "gelu", "silu", "glu", "reglu", "geglu", "swiglu"]
@@ -49,4 +50,4 @@ class FeedForward(nn.Module):
             u = GATES[self.activation](a) * b
         else:
             u = PLAIN[self.activation](u)
-        return self.fc2(F.dropout(u, self.dropout, self.training))
+        return self.fc2(dropout(u, self.dropout, self.training))

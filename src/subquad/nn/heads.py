@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels.dropout import dropout
 from subquad.mixers.config import Options
 from subquad.nn.embeddings import AdaptiveEmbedding, TokenEmbedding, bands
 
@@ -82,7 +83,7 @@ class AdaptiveHead(nn.Module):
             narrow = self.embedding[0].maps[band].T
         else:
             narrow = self.maps[band - 1]
-        hidden = F.dropout(F.linear(features, narrow), self.config.dropout, self.training)
+        hidden = dropout(F.linear(features, narrow), self.config.dropout, self.training)
         return F.linear(hidden, self._words(band)).float().log_softmax(-1)
 
     def forward(self, features: Tensor) -> Tensor:
