@@ -23,7 +23,7 @@ RECIPE: dict[str, Any] = {
     "model": {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": STACK},
     "optim": {"name": "adam", "clip": 1.0},
     "schedule": {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 4},
-    "train": {"updates": 8, "validate_every": 4, "budget": {"max_sentences": 200}, "accumulate": 1},
+    "train": {"updates": 8, "validate_every": 4, "budget": {"max_sentences": 200}, "accumulate": 2},
 }
 
 
@@ -50,9 +50,9 @@ def assert_close(ours: Checkpoint, other: Checkpoint) -> None:
 def test_two_processes_train_as_one_and_resume_each_other(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(RECIPE))
-    # one process with two batches in each update, up to the end: what all others are held against
+    # one process, up to the end: what the others are held against
     alone = tmp_path / "alone"
-    assert command(["train", str(path), "train.accumulate=2", "--out", str(alone)]) == 0
+    assert command(["train", str(path), "--out", str(alone)]) == 0
     both = tmp_path / "both"
     done = torchrun(str(path), "train.updates=4", "--out", str(both))
     assert done.returncode == 0, done.stderr
@@ -63,6 +63,14 @@ def test_two_processes_train_as_one_and_resume_each_other(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "resumed at update 4" in done.stderr
     assert_close(newest(both), newest(alone))
+
+
+def test_batches_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    done = torchrun(str(path), "train.accumulate=1", "--out", str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert "make it a multiple of 2" in done.stderr
 
 
 def test_a_mistake_ends_all_processes(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _describe(recipe: "Recipe") -> None:
     length = min(tokens, recipe.data.blocks.tokens_per_sample if recipe.task == "language-model" else 64)
     most = recipe.train.budget.max_sentences
     batch = (most or 64) if images else min(most or tokens, max(1, tokens // length))
-    cost = costs(data, batch, length)
+    cost = costs(data, batch, length, streaming=False)
     rows = [
         ["task", recipe.task],
         ["batch", f"{batch} images" if images else f"{batch} x {length} tokens"],

@@ -89,7 +89,7 @@ def _fixed(name: str) -> Operation:
 
 
 def _posterize(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:  # noqa: ARG001
-    return import_torchvision().posterize(image, bits=4 - int(4 * strength))
+    return import_torchvision().posterize(image, bits=max(1, 4 - int(4 * strength)))
 
 
 def _solarize(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:  # noqa: ARG001

@@ -48,8 +48,11 @@ def _tap_conv_flops(x: Any, taps: Any, *_: Any, **__: Any) -> int:
     return 2 * torch.Size(x).numel() * taps[-1]
 
 
-def costs(config: dict[str, Any], batch: int, length: int) -> Costs:
-    """Of a model with this resolved config, for a batch of sequences of `length` tokens (images have their own)."""
+def costs(config: dict[str, Any], batch: int, length: int, streaming: bool = True) -> Costs:
+    """Of a model with this resolved config, for a batch of sequences of `length` tokens (images have their own).
+
+    streaming: whether the state of decoding is of interest; tracing it takes a while for mechanisms with small steps.
+    """
     whole: dict[str, Any] = {side: {"layer_drop": 0.0} for side in ("encoder", "decoder") if side in config}
     with torch.device("meta"):
         model = model_from(merged(config, whole))
@@ -58,7 +61,7 @@ def costs(config: dict[str, Any], batch: int, length: int) -> Costs:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(*given)
         kept = _kept_for_backward(model.train(), given)
-        state = _state_bytes(model.eval(), batch, length)
+        state = _state_bytes(model.eval(), batch, length) if streaming else None
     weights = FLOAT_BYTES * model.parameter_count()
     tokens = batch * _image_tokens(model) if given[0].is_floating_point() else sum(part.numel() for part in given)
     return Costs(

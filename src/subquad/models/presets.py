@@ -33,6 +33,7 @@ def _translation(dim: int, hidden: int, heads: int, dropout: float, attention_dr
         "target": {"dropout": dropout},
         "encoder": {**stack, "mixer": attention},
         "decoder": {**stack, "mixer": attention, "cross": attention},
+        "head": {"tied": shared},
     }
 
 

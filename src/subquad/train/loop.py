@@ -56,6 +56,11 @@ class Trainer:
     ) -> None:
         """workers: the processes that share every update; each takes its part of the batches."""
         self.recipe, self.task, self.run, self.progress, self.trackers = recipe, task, run, progress, trackers
+        if recipe.train.accumulate % workers.world:
+            raise ValueError(
+                f"train.accumulate is {recipe.train.accumulate}: {workers.world} processes cannot share these batches "
+                f"evenly; make it a multiple of {workers.world}"
+            )
         self.workers = workers
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = recipe.train
@@ -126,7 +131,7 @@ class Trainer:
         """What is left of the epoch, cut into the batches of each update, of all workers."""
         self._batches_of_epoch = len(self.plan.epoch(self.cursor.epoch))
         batches = self.plan.rest(self.cursor)
-        size = self.recipe.train.accumulate * self.workers.world
+        size = self.recipe.train.accumulate
         for start in range(0, len(batches), size):
             yield batches[start : start + size]
 

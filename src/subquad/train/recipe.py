@@ -103,7 +103,7 @@ class TrainConfig(Options):
     epochs: int | None = Field(None, ge=1, description="passes over the data in all")
     minutes: float | None = Field(None, gt=0, description="training ends after so much time, validation included")
     budget: Budget = Field(default_factory=Budget, description="how large a batch may become")
-    accumulate: int = Field(1, ge=1, description="batches of one update")
+    accumulate: int = Field(1, ge=1, description="batches of one update, of all processes together")
     smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing")
     aux_weight: float = Field(0.0, ge=0, description="weight of the mixers' regulariser beside the loss of a target")
     seed: int = Field(1, ge=0, description="of the weights, the order of the data and every draw")

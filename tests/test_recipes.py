@@ -1,0 +1,196 @@
+"""The recipes in recipes/: all parse and build, the large ones have the papers' sizes, and mistakes are one line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from subquad.cli.main import run
+from subquad.models import Model, model_from, preset
+from subquad.train.recipe import Recipe, read_recipe
+from subquad.train.schedules import Schedule
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+RECIPES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in sorted(FOLDER.rglob("*.yaml"))}
+LARGE = [name for name in RECIPES if "/" not in name]
+MILLION = 1e6
+
+COUNTS = {
+    "wikitext103_softmax_16": 246_933_504,
+    "wikitext103_causal_eva_16": 247_471_104,
+    "wikitext103_causal_eva_32": 449_548_288,
+    "wmt14_en_de_eva_32": 60_966_784,
+    "wmt14_en_de_lara_8": 60_967_168,
+    "wmt14_en_de_lara_16": 60_967_168,
+    "wmt14_en_de_lara_32": 60_967_168,
+} | {
+    f"imagenet_{model}_{mechanism}": count
+    for model, counts in {
+        "evit_tiny_p16": (5_717_032, 5_720_524, 5_717_032, 5_819_944, 5_823_436),
+        "evit_tiny_p8": (5_719_336, 5_722_828, 5_719_336, 5_822_248, 5_825_740),
+        "evit_small_p16": (22_049_896, 22_056_880, 22_049_896, 22_152_808, 22_159_792),
+        "pvt_v2_b3": (36_011_496, 36_031_090, 36_011_496, 39_892_328, 36_087_090),
+    }.items()
+    for mechanism, count in zip(("softmax", "local", "performer", "lara", "eva"), counts, strict=True)
+}
+# millions of parameters that are not words: of the papers' tables
+CONVOLUTIONS = {
+    "iwslt14_de_en": {"dynamicconv": 27.4, "lightconv": 26.8},
+    "wmt16_en_de": {"dynamicconv": 179.7, "lightconv": 175.3},
+    "wmt14_en_fr": {"dynamicconv": 179.7, "lightconv": 175.3},
+    "wmt17_zh_en": {"dynamicconv": 179.7, "lightconv": 175.3},
+}
+AS_PRESET = {
+    "wikitext103_primal": "primal_lm",
+    "wmt14_linformer_k32": "linformer_translation_k32",
+    "wmt14_linformer_k64": "linformer_translation_k64",
+    "wmt14_linformer_vanilla": "vanilla_translation",
+}
+
+
+def built(recipe: Recipe) -> Model:
+    with torch.device("meta"):
+        return model_from(recipe.model_data({}))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_parses_and_builds(name: str) -> None:
+    recipe = read_recipe(RECIPES[name])
+    assert built(recipe).parameter_count() > 0
+    Schedule(recipe.schedule, recipe.train.updates, recipe.train.epochs).rate(0)
+    # what a run stores of it is a recipe again
+    assert Recipe.parse("stored", yaml.safe_load(yaml.safe_dump(recipe.model_dump(mode="json")))) == recipe
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_begins_with_what_it_is(name: str) -> None:
+    first = RECIPES[name].read_text().split("task:")[0].splitlines()
+    assert first, "a recipe begins with a comment"
+    assert all(line.startswith("# ") for line in first)
+    if name in LARGE:
+        text = " ".join(first)
+        assert "README" in text, "it names the command that it is the equivalent of"
+        assert "Data:" in text
+        assert "differs:" in text
+
+
+@pytest.mark.parametrize(("name", "count"), COUNTS.items())
+def test_counts_of_the_papers(name: str, count: int) -> None:
+    assert built(read_recipe(RECIPES[name])).parameter_count() == count
+
+
+@pytest.mark.parametrize(("pair", "millions"), CONVOLUTIONS.items())
+def test_counts_of_the_convolutions(pair: str, millions: dict[str, float]) -> None:
+    for mechanism, expected in millions.items():
+        model = built(read_recipe(RECIPES[f"{pair}_{mechanism}"]))
+        words = ("source.", "target.", "head.weight")
+        rest = sum(p.numel() for name, p in model.named_parameters() if not name.startswith(words))
+        assert rest / MILLION == pytest.approx(expected, abs=0.06)
+
+
+@pytest.mark.parametrize(("name", "of"), AS_PRESET.items())
+def test_counts_of_presets(name: str, of: str) -> None:
+    with torch.device("meta"):
+        assert built(read_recipe(RECIPES[name])).parameter_count() == model_from(preset(of)).parameter_count()
+
+
+def test_every_large_recipe_has_a_known_size() -> None:
+    known = {*COUNTS, *AS_PRESET, *(f"{pair}_{kind}" for pair, kinds in CONVOLUTIONS.items() for kind in kinds)}
+    assert set(LARGE) - known == {"wmt14_en_de_eva_8", "wmt14_en_de_eva_16"}  # T5 tables of 16 rows instead of 24
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["train", *words, "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("small/digits", ["64 images"]),
+        ("small/cifar10_lara", ["64 images", "554,890", "missing: data/cifar10/train_batch_1.webp"]),
+        ("small/multi30k_lightconv", ["64 x 64 tokens", "2,217,408", "missing: data/multi30k/train.en.gz"]),
+        ("small/wikitext2_lightconv", ["16 x 256 tokens", "missing: data/wikitext2/train.txt.gz"]),
+        ("imagenet_evit_tiny_p16_eva", ["128 images", "5,823,436", "missing: data/imagenet/train"]),
+        ("iwslt14_de_en_lightconv", ["missing: data/iwslt14.tokenized.de-en/code"]),
+        ("wmt14_linformer_k32", ["missing: data/bart/tokenizer.json"]),
+    ],
+)
+def test_dry_run(
+    name: str,
+    expected: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = dry_run(capsys, str(RECIPES[name]))
+    for words in [*expected, "training memory"]:
+        assert words in shown
+    assert not list(tmp_path.iterdir())  # nothing is written
+
+
+def test_dry_run_finds_data_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train").mkdir()
+    changes = [f"data.images.train={tmp_path / 'train'}", f"data.images.valid={tmp_path / 'val'}"]
+    shown = dry_run(capsys, str(RECIPES["imagenet_evit_tiny_p16_softmax"]), *changes)
+    assert [line.split()[-1] for line in shown.splitlines() if "data: " in line] == ["found", str(tmp_path / "val")]
+
+
+def test_dotted_changes() -> None:
+    recipe = read_recipe(
+        RECIPES["small/wikitext2_eva"],
+        ["train.updates=7", "model.decoder.mixer.window=16", "optim.betas=[0.9, 0.95]", "train.precision=bfloat16"],
+    )
+    assert (recipe.train.updates, recipe.optim.betas, recipe.train.precision) == (7, (0.9, 0.95), "bfloat16")
+    assert recipe.model["decoder"]["mixer"] == {"name": "eva", "window": 16, "chunk_size": 8, "relative": "t5"}
+    recipe = read_recipe(RECIPES["small/wikitext2_eva"], ["model.decoder.mixer=performer"])
+    assert recipe.model["decoder"]["mixer"] == "performer"
+    assert recipe.model["decoder"]["layers"] == 4
+    recipe = read_recipe(RECIPES["small/cifar10_eva"], ["data.mixing={}", "train.smoothing=0"])
+    assert recipe.data.mixing is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("small/phrases", "train.updatess=5", "did you mean 'updates'"),
+        ("small/phrases", "scheduler.lr=1", "did you mean 'schedule'"),
+        ("small/phrases", "train.updates=many", "train.updates: "),
+        ("small/phrases", "train.updates=0", "greater than or equal to 1"),
+        ("small/phrases", "train.updates", "write it as model.dim=256"),
+        ("small/phrases", "train..updates=3", "write it as model.dim=256"),
+        ("small/phrases", "train.updates=[3", "not YAML"),
+        ("small/phrases", "model.encoder.mixer=evo", "did you mean 'eva'"),
+        ("small/phrases", "model.encoder.layrs=3", "did you mean 'layers'"),
+        ("small/phrases", "model.preset=translation_smal", "did you mean 'translation_small'"),
+        ("small/phrases", "model.decoder.mixer=lara", "causal"),
+        ("small/phrases", "task=language-model", "trains models of kind language-model, not encoder-decoder"),
+        ("small/phrases", "task=translating", "task: "),
+        ("small/phrases", "data.folder=x", "give one of embedded, folder, splits and images"),
+        ("small/phrases", "data.repeated=3", "data.repeated has no meaning for task translation"),
+        ("small/phrases", "schedule.period=3", "has no period"),
+        ("small/cifar10_eva", "data.augment.crop=some", "data.augment.crop: "),
+        ("small/cifar10_eva", "data.images.valid=x", "has one already"),
+    ],
+)
+def test_mistakes_are_one_clear_line(name: str, change: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", str(RECIPES[name]), change, "--dry-run"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("subquad: error: ")
+    assert message in lines[0]
+    assert "defect" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("task: [", "is not YAML"), ("just words", "holds no recipe"), (None, "there is no recipe")],
+)
+def test_files_that_hold_no_recipe(content: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "made.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(path)
