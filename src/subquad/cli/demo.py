@@ -17,7 +17,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
 
 
 def demo(
-    updates: Annotated[int, typer.Option(min=1, help="Updates for each mechanism.")] = 300,
+    updates: Annotated[int, typer.Option(min=1, help="Updates for each mechanism.")] = 240,
 ) -> None:
     """Train a small translation model with three mechanisms on an embedded set, and compare them."""
     from subquad.train.recipe import Recipe
