@@ -1,5 +1,6 @@
 """The recipes in recipes/: all parse and build, the large ones have the papers' sizes, and mistakes are one line."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,11 @@ def test_files_that_hold_no_recipe(content: str | None, message: str, tmp_path: 
         path.write_text(content)
     with pytest.raises(ValueError, match=message):
         read_recipe(path)
+
+
+def test_the_recipe_of_the_guide_is_one() -> None:
+    guide = (FOLDER.parent / "docs" / "training.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+    recipe = Recipe.parse("guide", yaml.safe_load(block))
+    with torch.device("meta"):
+        model_from(recipe.model_data({}))

@@ -4,10 +4,12 @@ A process of its own is the first of one. Sums run over all processes, so that w
 clipping, the optimiser) is the same everywhere: the processes' weights stay equal to the bit.
 """
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,11 +36,9 @@ class Workers:
         """Sums by name; a process that lacks a name has 0 of it."""
         if self.world == 1:
             return dict(values)
-        everyone: list[Mapping[str, float] | None] = [None] * self.world
-        dist.all_gather_object(everyone, dict(values))
         sums: dict[str, float] = {}
-        for numbers in everyone:
-            for name, value in (numbers or {}).items():
+        for numbers in self._everyones(json.dumps(dict(values)).encode()):
+            for name, value in json.loads(numbers).items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
@@ -56,12 +56,23 @@ class Workers:
         """This process's tensors and, under `prefix` and their rank, those of the others."""
         if self.world == 1:
             return dict(tensors)
-        everyone: list[Mapping[str, Tensor] | None] = [None] * self.world
-        dist.all_gather_object(everyone, {name: value.cpu() for name, value in tensors.items()})
-        gathered = dict(everyone[0] or {})
-        for rank, others in enumerate(everyone[1:], 1):
-            gathered |= {f"{prefix}{rank}.{name}": value for name, value in (others or {}).items()}
-        return gathered
+        own = safetensors.torch.save({name: value.cpu().contiguous() for name, value in tensors.items()})
+        first, *others = map(safetensors.torch.load, self._everyones(own))
+        for rank, theirs in enumerate(others, 1):
+            first |= {f"{prefix}{rank}.{name}": value for name, value in theirs.items()}
+        return first
+
+    def _everyones(self, content: bytes) -> list[bytes]:
+        """What each process gave, by rank: as bytes, so that nothing that arrives is run."""
+        device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([len(content)], device=device))
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+        parts = [torch.zeros_like(padded) for _ in range(self.world)]
+        dist.all_gather(parts, padded)
+        return [bytes(part[: int(size)].cpu().numpy()) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
