@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from subquad.data.batches import Budget
 from subquad.data.images import ArrayImages, FolderImages, UnreadableImage, decode, open_images
-from subquad.data.mixing import MixingOptions, RepeatedPlan, mix, soft_targets
+from subquad.data.mixing import MixingOptions, mix, soft_targets
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
@@ -188,15 +187,6 @@ def test_mixing_can_be_off():
         assert mixed.equal(images)
         torch.testing.assert_close(targets, soft_targets(labels, 4, 0.1))
     torch.testing.assert_close(soft_targets(labels, 4, 0.1)[0], torch.tensor([0.925, 0.025, 0.025, 0.025]))
-
-
-def test_repeated_augmentation_shows_a_third_of_the_images_three_times():
-    plan = RepeatedPlan(100, budget=Budget(max_tokens=None, max_sentences=32, multiple=1), seed=1)
-    shown = np.concatenate(plan.epoch(0))
-    assert len(shown) == 100
-    counts = np.bincount(shown)
-    assert sorted(counts[counts > 0]) == [1] + [3] * 33
-    assert not np.array_equal(shown, np.concatenate(plan.epoch(1)))
 
 
 @pytest.fixture

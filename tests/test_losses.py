@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import subquad.tasks.losses as losses
+from subquad.data.mixing import soft_targets
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, WordHead, build_head
-from subquad.tasks.losses import class_loss, logit_loss, soft_targets, word_loss
+from subquad.tasks.losses import class_loss, logit_loss, word_loss
 from tests.golden_files import FOLDER
 from tests.golden_training import check_label_smoothing
 

@@ -238,7 +238,7 @@ def test_prepare_from_yaml(tmp_path: Path, files) -> None:
     assert made["tokenizers"]["tokenizer"]["size"] == 260
     with pytest.raises(ValueError, match="nothing to prepare"):
         call("prepare", tmp_path / "out")
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(ValueError, match="there is no file of options"):
         call("prepare", tmp_path / "out", "--config", tmp_path / "none.yaml")
 
 

@@ -1,7 +1,5 @@
 """Presets: parameter counts of the papers, tiny versions of each that train with every mechanism in every place."""
 
-import time
-
 import pytest
 import torch
 
@@ -47,11 +45,8 @@ def without_words(model: Model) -> int:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_builds_on_the_meta_device(name: str) -> None:
-    on_meta(name)
-    started = time.process_time()
     model = on_meta(name)
-    assert all(p.is_meta for p in model.parameters())
-    assert time.process_time() - started < 5  # a wrong turn allocates gigabytes; the real time is below 0.1 s
+    assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 
 @pytest.mark.parametrize(("name", "counts"), CONVOLUTIONS.items())

@@ -52,8 +52,9 @@ def prepare(
     subquad data prepare DATA --train train.en.gz --train train.de.gz --valid val.en.gz --valid val.de.gz
     """
     from subquad.data.prepare import TextDataConfig, prepare_text
+    from subquad.files import read_yaml
 
-    given = _from_yaml(config) if config is not None else {}
+    given = read_yaml(config, "file of options") if config is not None else {}
     table = _given(columns=_columns(columns), format=format)
     files = _given(train=train or None, valid=valid or None, test=test or None)
     given["splits"] = {**given.get("splits", {}), **{name: {"files": paths, **table} for name, paths in files.items()}}
@@ -96,20 +97,6 @@ def stats(
 def _given(**options: Any) -> dict[str, Any]:
     """Options that stand on the command line."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _from_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: options with their values are needed, such as `task: translation`")
-    return content
 
 
 def _columns(text: str | None) -> list[int | str] | None:

@@ -155,23 +155,14 @@ class BatchPlan:
         return batches[cursor.batch :]
 
 
-def rounds(count: int, world: int) -> int:
-    """Steps in which `world` ranks use up `count` batches, one each a step."""
-    return -(-count // world)
-
-
-def shard(batches: Sequence[Batch], rank: int, world: int, *, even: bool = False) -> list[Batch]:
+def shard(batches: Sequence[Batch], rank: int, world: int) -> list[Batch]:
     """The batches of one of `world` ranks: every world-th one, so that a step uses neighbours of the common order.
 
-    Shards differ by at most one batch. With `even` those that lack one end with an empty batch, and every rank has
-    `rounds(len(batches), world)` of them: ranks that must meet at every step stay together.
+    Shards differ by at most one batch.
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is not one of {world} ranks (0 to {world - 1})")
-    own = list(batches[rank::world])
-    if even and len(own) < rounds(len(batches), world):
-        own.append(np.empty(0, np.int64))
-    return own
+    return list(batches[rank::world])
 
 
 @dataclass(frozen=True)

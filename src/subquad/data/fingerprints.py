@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.data.sources import TextSource, hub_data_set
-from subquad.models.storage import checksum
+from subquad.files import checksum
 
 
 def digest(value: Any) -> str:

@@ -7,7 +7,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.data.batches import Batch, BatchPlan, Budget, Draws, batches_by_tokens
 from subquad.mixers.config import Options
 
 
@@ -72,22 +71,3 @@ def _box(extent: torch.Size, share: float, generator: torch.Generator) -> tuple[
 
 def _uniform(generator: torch.Generator) -> float:
     return float(torch.rand((), generator=generator))
-
-
-class RepeatedPlan(BatchPlan):
-    """Repeated augmentation (Hoffer et al., 2020): an epoch shows count / repeats images `repeats` times each.
-
-    An epoch has as many samples as there are images. The repetitions of an image follow one another, so that batches
-    of one process hold them together and shards of several processes share them out.
-    """
-
-    def __init__(self, count: int, *, budget: Budget, seed: int = 0, repeats: int = 3) -> None:
-        super().__init__(np.ones(count, np.int64), budget=budget, seed=seed)
-        if repeats < 1:
-            raise ValueError(f"images are repeated once or more, not {repeats} times")
-        self.repeats = repeats
-
-    def epoch(self, number: int) -> list[Batch]:
-        count = len(self.sizes)
-        order = Draws(self.seed, number).permutation(count).repeat(self.repeats)[:count]
-        return batches_by_tokens(order, self.sizes, self.budget)

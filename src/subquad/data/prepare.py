@@ -7,7 +7,6 @@
 A split is redone when the content of its input, its tokenizers or the options differ from what data.json says.
 """
 
-import json
 import os
 import time
 from collections import Counter
@@ -26,8 +25,8 @@ from subquad.data.simple_tokenizers import LabelTokenizer
 from subquad.data.sources import Position, TextSource, read_samples
 from subquad.data.store import TokenStore, TokenWriter, dtype_for, remove_store
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from subquad.files import write_json
 from subquad.mixers.config import Options
-from subquad.models.storage import replace_synced
 
 Task = Literal["translation", "language-model", "classification"]
 SMALL = 16 << 20  # bytes of input below which starting processes costs more than it saves
@@ -264,9 +263,7 @@ class _Preparation:
         return 1 if size < SMALL else _cores()
 
     def _write(self) -> None:
-        temporary = self.folder / f".{DESCRIPTION}.{os.getpid()}"
-        temporary.write_text(json.dumps(self.description, indent=2) + "\n")
-        replace_synced(temporary, self.folder / DESCRIPTION)
+        write_json(self.folder / DESCRIPTION, self.description)
 
 
 def _cores() -> int:

@@ -1,6 +1,5 @@
 """A folder of prepared text, opened: its splits, sides, stores and tokenizers."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from subquad.data.store import TokenStore
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
+from subquad.files import read_description
 from subquad.mixers.config import nearest
 
 FORMAT = 1
@@ -62,12 +62,5 @@ class Prepared:
 def open_prepared(folder: str | Path) -> Prepared:
     """The data that `prepare_text` wrote."""
     folder = Path(folder)
-    try:
-        description = json.loads((folder / DESCRIPTION).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{folder} holds no prepared data: there is no {DESCRIPTION} in it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder / DESCRIPTION} is damaged: {error}") from None
-    if not isinstance(description, Mapping) or description.get("format") != FORMAT:
-        raise ValueError(f"{folder / DESCRIPTION} does not describe prepared data of format {FORMAT}")
+    description = read_description(folder / DESCRIPTION, FORMAT, "prepared data")
     return Prepared(folder, description)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from subquad.models.storage import checksum, replace_synced
+from subquad.files import checksum, read_description, replace_synced
 
 FORMAT = "subquad tokens 1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -128,14 +128,7 @@ class TokenStore:
         """Checks the description and the sizes of the files, and reads nothing else."""
         path = Path(path)
         name = _named(path, "json")
-        try:
-            meta = json.loads(name.read_text())
-        except FileNotFoundError:
-            raise ValueError(f"{path} is no token store: there is no {name.name}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{name} is damaged: {error}") from None
-        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-            raise ValueError(f"{name} does not describe a token store of the format {FORMAT!r}")
+        meta = read_description(name, FORMAT, "token store")
         tokens = _map(_named(path, "tokens"), DTYPES[meta["dtype"]], meta["tokens"])
         index = _map(_named(path, "index"), OFFSET, meta["sentences"] + 1)
         if index[0] != 0 or index[-1] != len(tokens):

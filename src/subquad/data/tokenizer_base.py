@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from subquad.models.storage import replace_synced
+from subquad.files import read_description, replace_synced
 
 FORMAT = 1
 DESCRIPTION = "kind.json"
@@ -91,14 +91,7 @@ class Tokenizer(ABC):
 def load_saved(folder: Path, kinds: Mapping[str, type[Tokenizer]]) -> Tokenizer:
     """The tokenizer of a folder; a damaged one is a ValueError."""
     path = folder / DESCRIPTION
-    try:
-        description = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{folder} holds no tokenizer: there is no {DESCRIPTION} in it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    if not isinstance(description, Mapping) or description.get("format") != FORMAT:
-        raise ValueError(f"{path} does not describe a tokenizer of format {FORMAT}")
+    description = read_description(path, FORMAT, "tokenizer")
     if description["kind"] not in kinds:
         raise ValueError(f"{path}: unknown kind of tokenizer {description['kind']!r}; a newer subquad may know it")
     try:

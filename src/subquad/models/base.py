@@ -29,6 +29,8 @@ class ModelConfig(Options):
     kind: str
     stacks: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names of the fields that hold a stack, with what the model decides about each."""
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What a stack has unless it says otherwise, where this differs from other models."""
     entrances: ClassVar[Mapping[str, str]] = {}
     """Name of the embedding before a stack, where there is one."""
 
@@ -48,7 +50,7 @@ class ModelConfig(Options):
             for option, value in fixed.items():
                 if stack.get(option, value) != value:
                     raise ValueError(f"{name}.{option} is {stack[option]!r}; this kind of model needs {value!r}")
-            given[name] = {**stack, **fixed}
+            given[name] = {**cls.defaults.get(name, {}), **stack, **fixed}
             entrance = given.get(cls.entrances.get(name, ""), {})
             positions = entrance.get("positions") if isinstance(entrance, Mapping) else entrance.positions
             if positions == "rotary":

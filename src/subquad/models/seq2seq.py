@@ -10,7 +10,7 @@ from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mea
 from subquad.nn.block import Surroundings
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, build_head
-from subquad.nn.stack import MixerChoice, Stack, StackConfig, Stacked, StackState
+from subquad.nn.stack import Stack, StackConfig, Stacked, StackState
 
 
 class Seq2SeqConfig(ModelConfig):
@@ -26,12 +26,12 @@ class Seq2SeqConfig(ModelConfig):
     head: HeadConfig = Field(default_factory=HeadConfig, description="how vectors become words")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}, "decoder": {"causal": True}}
+    defaults: ClassVar = {"decoder": {"cross": "softmax"}}
     entrances: ClassVar = {"encoder": "source", "decoder": "target"}
 
     def check(self) -> None:
         if self.decoder.cross is None:
-            # frozen, so completed like this; the config that is stored says what is built
-            object.__setattr__(self, "decoder", self.decoder.model_copy(update={"cross": MixerChoice(name="softmax")}))
+            raise ValueError("decoder.cross is null: a decoder reads the encoder's output; leave it out for softmax")
         if self.shared_embedding and self.source_vocab != self.target_vocab:
             raise ValueError(
                 f"shared_embedding needs one vocabulary; the source has {self.source_vocab} symbols, "

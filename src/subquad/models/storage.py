@@ -3,8 +3,6 @@
 Files are written under temporary names, synced and renamed, the config last: a folder with a config has its weights.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from subquad.files import checksum, read_description, replace_synced, write_json
 from subquad.models.base import Model, model_from
 
 FORMAT = 1
@@ -33,22 +32,13 @@ def save_model(model: Model, folder: str | Path) -> None:
         "weights": {"file": WEIGHTS, "sha256": checksum(temporary)},
     }
     replace_synced(temporary, folder / WEIGHTS)
-    temporary = folder / f".{CONFIG}.{os.getpid()}"
-    temporary.write_text(json.dumps(description, indent=2) + "\n")
-    replace_synced(temporary, folder / CONFIG)
+    write_json(folder / CONFIG, description)
 
 
 def load_model(folder: str | Path) -> Model:
     """The model of a folder, in eval mode."""
     folder = Path(folder)
-    try:
-        description = json.loads((folder / CONFIG).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{folder} holds no model: there is no {CONFIG} in it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{folder / CONFIG} is damaged: {error}") from None
-    if not isinstance(description, Mapping) or description.get("format") != FORMAT:
-        raise ValueError(f"{folder / CONFIG} is not the config of a model in format {FORMAT}")
+    description = read_description(folder / CONFIG, FORMAT, "model")
     path = folder / description["weights"]["file"]
     if checksum(path) != description["weights"]["sha256"]:
         raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
@@ -81,24 +71,3 @@ def _some(names: Iterable[str], most: int = 10) -> str:
     names = list(names)
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing") from None
-
-
-def replace_synced(temporary: Path, final: Path) -> None:
-    """Gives a written file its name once it is on the disk."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(final)
-    folder = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -66,8 +66,8 @@ def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float
 def class_loss(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Loss:
     """Loss of classes: logits (batch, classes); target (batch,) labels, or (batch, classes) shares after mixing.
 
-    Mixed targets are smoothed where they are made (`soft_targets`), so `smoothing` is for labels only. nll of mixed
-    targets is their cross-entropy.
+    Mixed targets are smoothed where they are made (`data.mixing.soft_targets`), so `smoothing` is for labels only. nll
+    of mixed targets is their cross-entropy.
     """
     logits = logits.float()
     if target.ndim == 1:
@@ -78,12 +78,6 @@ def class_loss(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Los
         assert smoothing == 0, "smooth mixed targets in soft_targets"
         total = nll = F.cross_entropy(logits, target.to(logits.dtype), reduction="sum")
     return Loss(total, nll.detach(), len(logits))
-
-
-def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """labels (batch,) as shares (batch, classes): smoothing / classes each, the rest for the label."""
-    shares = torch.full((len(labels), classes), smoothing / classes, device=labels.device)
-    return shares.scatter_(1, labels[:, None], 1 - smoothing + smoothing / classes)
 
 
 # ---------------------------------------------------------------------- how it is computed

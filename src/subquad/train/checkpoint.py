@@ -13,7 +13,6 @@ later, the checksums show, by file.
 """
 
 import json
-import os
 import random
 import shutil
 import warnings
@@ -30,8 +29,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from subquad.files import checksum, replace_synced, sync_folder
 from subquad.mixers.config import Options
-from subquad.models.storage import checksum, replace_synced
 
 FORMAT = 1
 PREFIX = "update-"
@@ -87,7 +86,7 @@ def save_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
     if final.exists():  # a folder cannot be replaced in one step; `_clean` puts the old one back after a crash here
         final.rename(folder / f".old-{final.name}")
     temporary.rename(final)
-    _sync(folder)
+    sync_folder(folder)
     shutil.rmtree(folder / f".old-{final.name}", ignore_errors=True)
     return final
 
@@ -108,14 +107,6 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
     temporary = path.with_name(f".{path.name}")
     write(temporary)
     replace_synced(temporary, path)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _clean(folder: Path) -> None:

@@ -21,8 +21,8 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from subquad.files import replace_synced, write_json
 from subquad.mixers import Mixer
-from subquad.models.storage import replace_synced
 from subquad.train.checkpoint import rng_state, separate, set_rng_state
 
 Batch = Mapping[str, Tensor]
@@ -243,9 +243,7 @@ def save_failure(
         temporary = folder / f".{name}.{os.getpid()}"
         save_file(separate(content), temporary)
         replace_synced(temporary, folder / name)
-    temporary = folder / f".{REPORT}.{os.getpid()}"
-    temporary.write_text(json.dumps(dict(report), indent=2) + "\n")
-    replace_synced(temporary, folder / REPORT)
+    write_json(folder / REPORT, dict(report))
 
 
 def load_failure(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:

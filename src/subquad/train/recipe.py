@@ -20,6 +20,7 @@ from subquad.data.blocks import BlockOptions
 from subquad.data.mixing import MixingOptions
 from subquad.data.sources import TextSource
 from subquad.data.tokenizers import TokenizerConfig
+from subquad.files import read_yaml
 from subquad.mixers.config import Options
 from subquad.models import MODELS, preset
 from subquad.models.presets import merged
@@ -153,14 +154,7 @@ class Recipe(Options):
 def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, with changes such as `model.encoder.mixer=eva` or `train.updates=100`."""
     path = Path(path)
-    try:
-        data = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no recipe {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} holds no recipe: it must be a mapping with task, data, model, schedule and train")
+    data = read_yaml(path, "recipe")
     for change in changes:
         data = merged(data, _change(change))
     return Recipe.parse(f"recipe {path}", data)
