@@ -13,7 +13,7 @@ from functools import cache
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Kernels = Literal["cpu", "gpu"]
 Implementation = Literal["reference"] | Kernels
@@ -52,6 +52,14 @@ def fuses_on_cpu(x: Tensor) -> bool:
     if torch.compiler.is_exporting() or x.device.type != "cpu":
         return False
     return x.dtype in (torch.float32, torch.float64) and not reference_forced()
+
+
+def calls_directly(*tensors: Tensor) -> bool:
+    """Whether a kernel may be called without the `torch.library` operation around it, whose call costs as much as a
+    small kernel does: nobody differentiates, traces or compiles."""
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
+        return False
+    return all(type(one) in (Tensor, nn.Parameter) for one in tensors)
 
 
 @torch.compiler.assume_constant_result

@@ -59,8 +59,11 @@ def view(x: Tensor) -> np.ndarray:
 def run(kernel: Callable[..., None], *args: Any) -> None:
     """With as many threads as torch uses, without changing how many the caller's own numba code gets."""
     with _turn:
-        callers = numba.get_num_threads()
-        numba.set_num_threads(min(torch.get_num_threads(), settings.NUMBA_NUM_THREADS))
+        callers, own = numba.get_num_threads(), min(torch.get_num_threads(), settings.NUMBA_NUM_THREADS)
+        if callers == own:  # setting takes as long as a small kernel
+            kernel(*args)
+            return
+        numba.set_num_threads(own)
         try:
             kernel(*args)
         finally:
@@ -132,14 +135,14 @@ def totals_of(builder: Any, vectors: list[Any]) -> Any:
     """The sum of each vector's elements, as one vector. Counts and lengths are powers of two, counts the smaller."""
     count = len(vectors)
     while len(vectors) > 1:  # neighbours are added, the results of two vectors share one
-        vectors = [_add_neighbours(builder, *pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]
+        vectors = [add_neighbours(builder, *pair) for pair in zip(vectors[::2], vectors[1::2], strict=True)]
     (vector,) = vectors
     while vector.type.count > count:
-        vector = _add_neighbours(builder, vector, None)
+        vector = add_neighbours(builder, vector, None)
     return vector
 
 
-def _add_neighbours(builder: Any, vector: Any, second: Any) -> Any:
+def add_neighbours(builder: Any, vector: Any, second: Any) -> Any:
     """Elements 0 and 1, 2 and 3, ... of a vector, and of a second one behind it unless that is None, added."""
     length = vector.type.count * (1 if second is None else 2)
     second = ir.Constant(vector.type, ir.Undefined) if second is None else second
@@ -147,7 +150,7 @@ def _add_neighbours(builder: Any, vector: Any, second: Any) -> Any:
     even, odd = (
         builder.shuffle_vector(vector, second, ir.Constant(which, list(range(first, length, 2)))) for first in (0, 1)
     )
-    return builder.fadd(even, odd)
+    return builder.add(even, odd) if isinstance(vector.type.element, ir.IntType) else builder.fadd(even, odd)
 
 
 @intrinsic

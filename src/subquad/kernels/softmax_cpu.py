@@ -53,7 +53,7 @@ class Format(NamedTuple):
 FORMATS = {32: Format(23, 127, 8, -87.0), 64: Format(52, 1023, 14, -708.0)}
 
 
-def _exponential(builder: Any, x: Any, bits: int) -> Any:
+def exponential(builder: Any, x: Any, bits: int) -> Any:
     """exp of a vector of numbers <= 0; NaN stays NaN."""
     form, width = FORMATS[bits], x.type.count
     integer = ir.VectorType(ir.IntType(bits), width)
@@ -89,7 +89,7 @@ def _exponentials(width: int) -> Callable[..., None]:
             out_type = signature.args[0]
             bits = out_type.dtype.bitwidth
             pointer = vector_at(context, builder, out_type, args[0], args[1], width)
-            result = _exponential(builder, load(builder, pointer, bits // 8), bits)
+            result = exponential(builder, load(builder, pointer, bits // 8), bits)
             builder.store(result, pointer).align = bits // 8
             return context.get_dummy_value()
 

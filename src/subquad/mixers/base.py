@@ -76,8 +76,11 @@ class Mixer(nn.Module):
         """The state before the first token."""
         raise NotImplementedError
 
-    def step(self, x: Tensor, new: Tensor, state: Any) -> tuple[Tensor, State]:
-        """Reads a chunk x (batch, time, channels), of which the first new[b] positions of row b are tokens."""
+    def step(self, x: Tensor, new: Tensor | None, state: Any) -> tuple[Tensor, State]:
+        """Reads a chunk x (batch, time, channels), of which the first new[b] positions of row b are tokens.
+
+        None: all positions of all rows are, as when decoding.
+        """
         raise NotImplementedError
 
     def remember(self, context: Tensor, layout: Layout) -> CrossState:
@@ -182,10 +185,10 @@ class Mixer(nn.Module):
             raise ValueError(f"{reason}. {_who('state')}")
         self._check_state(x, state)
         right = RightPadding(padding) if padding is not None else None
-        new = right.lengths if right else torch.full_like(state.lengths, x.shape[1])
         done, outputs = 0, []
         for part in (right.pack(x) if right else x).split(self.max_step or x.shape[1], dim=1):
-            y, state = self.step(part, (new - done).clamp(0, part.shape[1]), state)
+            new = (right.lengths - done).clamp(0, part.shape[1]) if right else None
+            y, state = self.step(part, new, state)
             outputs.append(y)
             done += part.shape[1]
         y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
@@ -246,7 +249,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """A block in which autocast does not lower the precision of what was raised by `at_least_float32`."""
-    if torch.amp.is_autocast_available(x.device.type):
+    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
 

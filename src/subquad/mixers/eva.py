@@ -27,7 +27,7 @@ from subquad.mixers.attention import HeadMap, init_small, init_xavier
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
 from subquad.mixers.chunks import Chunks, cut
 from subquad.mixers.layout import Layout
-from subquad.mixers.state import append_at, keep_last
+from subquad.mixers.state import advanced, append_at, keep_last
 from subquad.mixers.windows import NEVER, WindowConfig, WindowMixer, WindowState, merge_windows, uncover
 
 DEFAULT_LANDMARKS = 49
@@ -198,7 +198,7 @@ class EVA(WindowMixer):
         q = torch.zeros(batch, heads, self.max_step - 1, width, device=device, dtype=dtype)
         return EVAState(*self.new_window(batch, device, dtype), q, q[:, :, :0], q[:, :, :0], 0)
 
-    def step(self, x: Tensor, new: Tensor, state: EVAState) -> tuple[Tensor, EVAState]:
+    def step(self, x: Tensor, new: Tensor | None, state: EVAState) -> tuple[Tensor, EVAState]:
         size = self.max_step
         assert size is not None
         time = x.shape[1]
@@ -208,7 +208,7 @@ class EVA(WindowMixer):
         # A chunk of x is no longer than a chunk of EVA, so a row finishes one chunk or none.
         begun = state.lengths % size
         finished = self._summarise_last(all_q, all_k, all_v, begun, time)
-        ends = (begun + new >= size)[:, None]
+        ends = (advanced(begun, new, time) >= size)[:, None]
         room = (state.seen + time) // size
         chunk_k, chunk_v = (
             append_at(old, one, state.lengths // size, ends, room)
@@ -222,7 +222,8 @@ class EVA(WindowMixer):
         y = self.merge(a_near @ all_v + a_far @ chunk_v)
         window = self.slide(state, all_k, all_v, new)
         last_q = keep_last(all_q, new, size - 1, dim=2)
-        return y, EVAState(state.lengths + new, *window, last_q, chunk_k, chunk_v, state.seen + time)
+        lengths = advanced(state.lengths, new, time)
+        return y, EVAState(lengths, *window, last_q, chunk_k, chunk_v, state.seen + time)
 
     def _summarise_last(self, q: Tensor, k: Tensor, v: Tensor, begun: Tensor, time: int) -> tuple[Tensor, Tensor]:
         """Summary of each row's current chunk, meaningful where these `time` tokens complete it: (batch, heads, 1, d).

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subquad.mixers.base import Capabilities, register
 from subquad.mixers.layout import Layout
+from subquad.mixers.state import advanced
 from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, merge_windows, uncover
 
 
@@ -54,8 +55,8 @@ class Local(WindowMixer):
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         return WindowState(*self.new_window(batch, device, dtype))
 
-    def step(self, x: Tensor, new: Tensor, state: WindowState) -> tuple[Tensor, WindowState]:
+    def step(self, x: Tensor, new: Tensor | None, state: WindowState) -> tuple[Tensor, WindowState]:
         q, k, v = self.project(x, state.lengths)
         k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         y = self.stream_window(q, k, state.lengths).softmax(-1).to(v.dtype) @ v
-        return self.merge(y), WindowState(state.lengths + new, *self.slide(state, k, v, new))
+        return self.merge(y), WindowState(advanced(state.lengths, new, x.shape[1]), *self.slide(state, k, v, new))

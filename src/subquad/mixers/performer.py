@@ -34,7 +34,7 @@ from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
 from subquad.mixers.features import FEATURE_MAPS, Features, PositiveExponential, Projection, Reference, Scheme
 from subquad.mixers.layout import Layout, right_padded
-from subquad.mixers.state import CrossState, State, fresh_lengths
+from subquad.mixers.state import CrossState, State, advanced, fresh_lengths
 
 SMALLEST_NORMALISER = 1e-2
 
@@ -128,7 +128,7 @@ class Performer(AttentionMixer):
         lengths = layout.lengths(x)
         if self.config.causal:
             fresh = self.new_state(x.shape[0], x.device, x.dtype)
-            return self._advance(x, lengths, fresh, matrix)[0], None
+            return self._advance(x, lengths if layout.valid is not None else None, fresh, matrix)[0], None
         flat = self.projections(x)
         if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine and fuses_on_cpu(flat):
             assert matrix is not None
@@ -186,18 +186,18 @@ class Performer(AttentionMixer):
             query_level=torch.full((batch, heads), NO_LEVEL, device=device, dtype=dtype),
         )
 
-    def step(self, x: Tensor, new: Tensor, state: PerformerState) -> tuple[Tensor, PerformerState]:
-        self._check_length(state.lengths + new)
+    def step(self, x: Tensor, new: Tensor | None, state: PerformerState) -> tuple[Tensor, PerformerState]:
+        self._check_length(advanced(state.lengths, new, x.shape[1]))
         # A stream spans many calls, so it cannot live with a matrix that each call draws anew.
         return self._advance(x, new, state, self.projection.matrix if self.projection is not None else None)
 
     def _advance(
-        self, x: Tensor, new: Tensor, state: PerformerState, matrix: Tensor | None
+        self, x: Tensor, new: Tensor | None, state: PerformerState, matrix: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
         """Reads x (batch, time, C), the first new[b] positions of row b being tokens, after what `state` has read."""
         q, k, v = (at_least_float32(t) for t in self.project(x, state.lengths))
         with full_precision(x):
-            valid = right_padded(new, x.shape[1])
+            valid = right_padded(new, x.shape[1]) if new is not None else None
             positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
             turn = self._turn(positions, state.lengths, q.dtype)
             query, key = self._features(q, matrix, valid), self._features(k, matrix, valid)
@@ -205,8 +205,9 @@ class Performer(AttentionMixer):
             key_level = torch.maximum(noise.constant(key.level).cummax(-1).values, state.key_level[..., None])
             queries = self._query_values(query, query_level)
             # The level of what is not a token keeps it out only once a row has read one: hence the masks.
-            keys = _relative(key, key_level) * valid[:, None, :, None]
-            values = _with_one(v) * valid[:, None, :, None]
+            keys, values = _relative(key, key_level), _with_one(v)
+            if valid is not None:
+                keys, values = keys * valid[:, None, :, None], values * valid[:, None, :, None]
             mixed, sums = causal_sums_for(q)(
                 _turned(queries, turn), _turned(keys, turn), values, key_level, state.sums, state.key_level
             )
@@ -220,7 +221,8 @@ class Performer(AttentionMixer):
             y = _ratio(mixed)
         # Copies: a state must not keep alive what its last entries were cut from.
         last = (sums, floor_sums, key_level[..., -1], query_level[..., -1])
-        return self.merge(y), PerformerState(state.lengths + new, *(t.clone() for t in last))
+        lengths = advanced(state.lengths, new, x.shape[1])
+        return self.merge(y), PerformerState(lengths, *(t.clone() for t in last))
 
     # ------------------------------------------------------------------ features
 

@@ -28,7 +28,7 @@ from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Capabilities, Mixer, at_least_float32, full_precision, register
 from subquad.mixers.config import MixerConfig
 from subquad.mixers.layout import Layout, right_padded
-from subquad.mixers.state import State, fresh_lengths
+from subquad.mixers.state import State, advanced, fresh_lengths
 
 SMALLEST_NORM = 1e-12
 
@@ -116,13 +116,15 @@ class Primal(Mixer):
         zeros = torch.zeros(batch, self.config.heads, width, device=device, dtype=kept)
         return PrimalState(fresh_lengths(batch, device), zeros, zeros)
 
-    def step(self, x: Tensor, new: Tensor, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        absent = right_padded(new, x.shape[1]).logical_not()[:, None, :, None]
-        qk = self._project(x).masked_fill(absent, 0)
+    def step(self, x: Tensor, new: Tensor | None, state: PrimalState) -> tuple[Tensor, PrimalState]:
+        qk = self._project(x)
+        if new is not None:
+            qk = qk.masked_fill(right_padded(new, x.shape[1]).logical_not()[:, None, :, None], 0)
         with full_precision(x):
             qk = torch.cat([state.q, state.k], 1)[:, :, None] + qk.cumsum(2)
             scores = _project_on(qk, at_least_float32(self.we), at_least_float32(self.wr))
-        return self._merge(scores), PrimalState(state.lengths + new, *qk[:, :, -1].chunk(2, 1))
+        last = qk[:, :, -1].clone().chunk(2, 1)  # a copy: the chunk may be long
+        return self._merge(scores), PrimalState(advanced(state.lengths, new, x.shape[1]), *last)
 
     def scores(self, x: Tensor, layout: Layout) -> Scores:
         """The projection scores e, r of every token of x (batch, time, C)."""

@@ -19,7 +19,7 @@ from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Mixer
 from subquad.mixers.config import MixerConfig
 from subquad.mixers.layout import Layout
-from subquad.mixers.state import State, fresh_lengths, keep_last
+from subquad.mixers.state import State, advanced, fresh_lengths, keep_last
 
 
 class ShortConvConfig(MixerConfig):
@@ -98,11 +98,11 @@ class ShortConvMixer(Mixer):
         return self._with_bias(tap_conv(u, taps, self.config.before, softmax=softmax))
 
     def convolve_step(
-        self, u: Tensor, new: Tensor, state: ShortConvState, query: Tensor | None = None
+        self, u: Tensor, new: Tensor | None, state: ShortConvState, query: Tensor | None = None
     ) -> tuple[Tensor, ShortConvState]:
         """The next chunk u (batch, time, conv_dim) of a stream, of which the first new[b] positions are tokens."""
         extended = torch.cat([state.inputs.to(u.dtype), u], 1)
-        end = state.lengths + new
+        end = advanced(state.lengths, new, u.shape[1])
         taps, softmax = self.taps_or_logits(u if query is None else query, state.lengths, end)
         inputs = keep_last(extended, new, self.config.kernel_size - 1, dim=1)
         return self._with_bias(tap_conv_extended(extended, taps, softmax=softmax)), ShortConvState(end, inputs)
@@ -119,7 +119,7 @@ class ShortConvMixer(Mixer):
         inputs = torch.zeros(batch, self.config.kernel_size - 1, self.config.width, device=device, dtype=dtype)
         return ShortConvState(fresh_lengths(batch, device), inputs)
 
-    def step(self, x: Tensor, new: Tensor, state: ShortConvState) -> tuple[Tensor, ShortConvState]:
+    def step(self, x: Tensor, new: Tensor | None, state: ShortConvState) -> tuple[Tensor, ShortConvState]:
         y, state = self.convolve_step(self._enter(x), new, state)
         return self._leave(y), state
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities, register
 from subquad.mixers.layout import Layout, right_padded
-from subquad.mixers.state import CrossState, State, append_at, fresh_lengths
+from subquad.mixers.state import CrossState, State, advanced, append_at, fresh_lengths
 
 
 class SoftmaxConfig(AttentionConfig):
@@ -44,10 +44,11 @@ class SoftmaxConfig(AttentionConfig):
 
 @dataclass
 class SoftmaxState(State):
-    """k, v: (batch, heads, slots, d); slots from a row's length on are empty."""
+    """k, v: (batch, heads, slots, d); slots from a row's length on are empty. ragged: lengths may differ."""
 
     k: Tensor
     v: Tensor
+    ragged: bool
 
 
 @dataclass
@@ -91,18 +92,23 @@ class Softmax(SoftmaxHeads):
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> SoftmaxState:
         empty = torch.zeros(batch, self.config.heads, 0, self.config.head_width, device=device, dtype=dtype)
-        return SoftmaxState(fresh_lengths(batch, device), empty, empty)
+        return SoftmaxState(fresh_lengths(batch, device), empty, empty, ragged=False)
 
-    def step(self, x: Tensor, new: Tensor, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
+    def step(self, x: Tensor, new: Tensor | None, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
         q, k, v = self.project(x, state.lengths)
-        time, room = x.shape[1], state.k.shape[2] + x.shape[1]
-        keep = right_padded(new, time)
-        k = append_at(state.k, k, state.lengths, keep, room)
-        v = append_at(state.v, v, state.lengths, keep, room)
-        position = state.lengths[:, None] + torch.arange(time, device=x.device)
-        allowed = torch.arange(room, device=x.device) <= position[..., None]
-        y = self.merge(self.attend(q, k, v, allowed[:, None]))
-        return y, SoftmaxState(state.lengths + new, k, v)
+        time, room, ragged = x.shape[1], state.k.shape[2] + x.shape[1], state.ragged or new is not None
+        lengths = advanced(state.lengths, new, time)
+        if ragged:
+            keep = right_padded(lengths - state.lengths, time)
+            k = append_at(state.k, k, state.lengths, keep, room)
+            v = append_at(state.v, v, state.lengths, keep, room)
+        else:
+            k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
+        allowed = None
+        if ragged or time > 1:  # the one newest token of every row sees all
+            position = state.lengths[:, None] + torch.arange(time, device=x.device)
+            allowed = (torch.arange(room, device=x.device) <= position[..., None])[:, None]
+        return self.merge(self.attend(q, k, v, allowed)), SoftmaxState(lengths, k, v, ragged)
 
     def remember(self, context: Tensor, layout: Layout) -> SoftmaxContext:
         k, v = self.project_part(context, 1, 3)

@@ -33,12 +33,19 @@ def fresh_lengths(batch: int, device: torch.device | str | None) -> Tensor:
     return torch.zeros(batch, dtype=torch.int64, device=device)
 
 
-def keep_last(buffer: Tensor, new: Tensor, count: int, dim: int) -> Tensor:
+def advanced(lengths: Tensor, new: Tensor | None, time: int) -> Tensor:
+    """Lengths after a chunk of `time` positions, of which the first new[b] are tokens; None: all are."""
+    return lengths + (time if new is None else new)
+
+
+def keep_last(buffer: Tensor, new: Tensor | None, count: int, dim: int) -> Tensor:
     """The `count` entries along `dim` that end at each row's newest token.
 
     buffer: (batch, ...) whose axis `dim` holds `count` old entries and then the chunk's; new: (batch,) how many
-    entries of the chunk are tokens. Row b keeps entries new[b] .. new[b] + count - 1.
+    entries of the chunk are tokens, None: all are. Row b keeps entries new[b] .. new[b] + count - 1.
     """
+    if new is None:
+        return buffer.narrow(dim, buffer.shape[dim] - count, count).clone()  # a copy: the chunk may be long
     index = new[:, None] + torch.arange(count, device=new.device)
     shape = [1] * buffer.dim()
     shape[0], shape[dim] = buffer.shape[0], count

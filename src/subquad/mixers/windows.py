@@ -310,7 +310,7 @@ class WindowMixer(AttentionMixer):
             logits = logits + table[:, row, column.clamp(0, table.shape[-1] - 1)].transpose(0, 1)
         return logits.masked_fill(~reachable[:, None], NEVER)
 
-    def slide(self, state: WindowState, k: Tensor, v: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    def slide(self, state: WindowState, k: Tensor, v: Tensor, new: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys and values that stay reachable after `new` tokens; k, v as given to `stream_window`."""
         slots = state.k.shape[2]
         return keep_last(k, new, slots, dim=2), keep_last(v, new, slots, dim=2)

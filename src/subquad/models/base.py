@@ -11,6 +11,7 @@ from subquad.mixers import Mixer
 from subquad.mixers.attention import init_small, init_xavier
 from subquad.mixers.config import Options, nearest
 from subquad.mixers.softmax import Softmax
+from subquad.nn.block import Block
 from subquad.nn.stack import MixerChoice, StackConfig, StackState
 
 
@@ -110,6 +111,13 @@ def model_from(options: Mapping[str, Any]) -> Model:
         near = nearest(str(kind), MODELS) if kind is not None else ""
         raise ValueError(f"a model's kind must be one of {', '.join(MODELS)}; got {kind!r}{near}")
     return MODELS[kind].from_options(options)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """torch.compile of every block, in place: one graph for all blocks of a kind, instead of one large one."""
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.compile()
 
 
 # ---------------------------------------------------------------------- how weights begin

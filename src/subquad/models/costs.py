@@ -8,6 +8,7 @@
 Numbers are for float32 and the plain form of every mechanism; fused kernels keep less.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,7 @@ def costs(config: dict[str, Any], batch: int, length: int, streaming: bool = Tru
         model = model_from(merged(config, whole))
         given = _inputs(model, batch, length)
         model.eval()
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(*given)
+        flops = forward_flops(lambda: model(*given))
         kept = _kept_for_backward(model.train(), given)
         state = _state_bytes(model.eval(), batch, length) if streaming else None
     weights = FLOAT_BYTES * model.parameter_count()
@@ -67,12 +67,19 @@ def costs(config: dict[str, Any], batch: int, length: int, streaming: bool = Tru
     return Costs(
         tokens=tokens,
         parameters=model.parameter_count(),
-        flops=counter.get_total_flops(),
+        flops=flops,
         activation_bytes=kept,
         training_bytes=TRAINING_COPIES * weights + kept,
         state_bytes=state,
         decoding_bytes=None if state is None else weights + state,
     )
+
+
+def forward_flops(run: Callable[[], object]) -> int:
+    """FLOPs of what `run` computes. Fused kernels are not counted: its tensors should be on the meta device."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        run()
+    return counter.get_total_flops()
 
 
 def _inputs(model: Model, batch: int, length: int) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
-from subquad.mixers import Mixer, State
+from subquad.mixers import Mixed, Mixer, State
 from subquad.nn.feedforward import FeedForward
 
 
@@ -32,8 +32,14 @@ class BlockState:
     mixer: State
     cross: State | None
 
-    def reorder(self, index: Tensor) -> Self:
-        return type(self)(self.mixer.reorder(index), self.cross.reorder(index) if self.cross is not None else None)
+    def reorder(self, index: Tensor, contexts: Tensor | None = None) -> Self:
+        """The rows `index`, and the contexts `contexts`: see StackState."""
+        cross = self.cross
+        if cross is not None and contexts is not None:
+            cross = cross.reorder(contexts)
+        elif cross is not None and cross.lengths.shape == self.mixer.lengths.shape:
+            cross = cross.reorder(index)
+        return type(self)(self.mixer.reorder(index), cross)
 
 
 class Block(nn.Module):
@@ -78,18 +84,24 @@ class Block(nn.Module):
         read = None
         if self.cross is not None:
             assert self.cross_norm is not None
-            read = self.cross(
-                self._before(self.cross_norm, x),
-                context=around.context,
-                padding=around.padding,
-                context_padding=around.context_padding,
-                state=state.cross if state is not None else None,
-            )
+            read = self._read(self._before(self.cross_norm, x), around, state.cross if state is not None else None)
             x = self._after(self.cross_norm, x, read.y)
         x = self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x), around.grid))
         if state is None:
             return x, None, mixed.aux
         return x, BlockState(mixed.state, read.state if read is not None else None), mixed.aux
+
+    def _read(self, x: Tensor, around: Surroundings, memory: State | None) -> Mixed:
+        """Cross-attention. Rows that share a remembered context stand side by side, and read it as one long row."""
+        assert self.cross is not None
+        shape, padding = x.shape, around.padding
+        if memory is not None and around.context is None:
+            x = x.reshape(memory.lengths.shape[0], -1, shape[2])
+            padding = padding.reshape(x.shape[:2]) if padding is not None else None
+        read: Mixed = self.cross(
+            x, context=around.context, padding=padding, context_padding=around.context_padding, state=memory
+        )
+        return read._replace(y=read.y.view(shape))
 
     def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.pre_norm else x

@@ -36,9 +36,13 @@ class WordHead(nn.Module):
         if self.weight is not None:
             nn.init.normal_(self.weight, std=dim**-0.5)
 
+    @property
+    def table(self) -> Tensor:
+        """The weights, own or tied: (vocab, dim)."""
+        return self.weight if self.weight is not None else self.tied[0].weight
+
     def forward(self, features: Tensor) -> Tensor:
-        weight = self.weight if self.weight is not None else self.tied[0].weight
-        return F.linear(features, weight, self.bias)
+        return F.linear(features, self.table, self.bias)
 
     def nll(self, features: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(self(features).float(), target, reduction="none")

@@ -12,11 +12,13 @@ is refused. A list is one value for each layer, or one for all: {"name": "lightc
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from subquad.mixers import Mixer, State, build, mixer_class
 from subquad.mixers.base import refuse
@@ -142,9 +144,15 @@ class StackState:
     lengths: Tensor
     layers: list[BlockState]
 
-    def reorder(self, index: Tensor) -> Self:
-        """The state of the rows `index` (new_batch,): beam search keeps, drops and repeats hypotheses with it."""
-        return type(self)(self.lengths.index_select(0, index), [layer.reorder(index) for layer in self.layers])
+    def reorder(self, index: Tensor, contexts: Tensor | None = None) -> Self:
+        """The state of the rows `index` (new_batch,): beam search keeps, drops and repeats hypotheses with it.
+
+        contexts: numbers of the contexts that cross-attention goes on remembering, where rows share them: the first
+        new_batch / len(contexts) rows read the first one, and so on. Not given: each row takes its own along, or, where
+        rows share contexts already, all contexts stay.
+        """
+        layers = [layer.reorder(index, contexts) for layer in self.layers]
+        return type(self)(self.lengths.index_select(0, index), layers)
 
     def tensors(self) -> list[Tensor]:
         """Everything that is remembered, for counting its memory."""
@@ -175,6 +183,7 @@ class Stack(nn.Module):
             self._block(mixer, cross, rate) for mixer, cross, rate in zip(mixers, crosses, rates, strict=True)
         )
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.ends_with_norm else None
+        self.recompute = False  # set by training: a block's inputs are kept, the rest is computed again when needed
 
     def _block(self, mixer: tuple[str, dict[str, Any]], cross: tuple[str, dict[str, Any]] | None, rate: float) -> Block:
         config = self.config
@@ -211,7 +220,8 @@ class Stack(nn.Module):
         for number, block in enumerate(self.blocks):
             if self.training and self.config.layer_drop and torch.rand((), device="cpu") < self.config.layer_drop:
                 continue
-            x, memory, aux = block(x, around, state.layers[number] if state is not None else None)
+            run = partial(checkpoint, block, use_reentrant=False) if self.recompute and self.training else block
+            x, memory, aux = run(x, around, state.layers[number] if state is not None else None)
             if memory is not None:
                 layers.append(memory)
             if aux is not None:

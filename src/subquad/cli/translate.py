@@ -1,0 +1,196 @@
+"""`subquad translate`: lines from standard input, their translations on standard output."""
+
+import itertools
+import os
+import queue
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+if TYPE_CHECKING:
+    from subquad.decode.options import DecodeOptions
+    from subquad.decode.translate import Translated, Translator
+    from subquad.train.recipe import Recipe
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def translate(
+    runs: Annotated[list[Path], typer.Argument(help="A run directory; several are an ensemble.")],
+    beam: Annotated[int | None, typer.Option(help="Hypotheses followed at once; 1: greedy.")] = None,
+    nbest: Annotated[int | None, typer.Option(help="Translations of each line, the best first.")] = None,
+    lenpen: Annotated[float | None, typer.Option(help="Exponent of the length in scores.")] = None,
+    max_len_a: Annotated[float | None, typer.Option(help="At most a * source tokens + b tokens.")] = None,
+    max_len_b: Annotated[int | None, typer.Option(help="See --max-len-a.")] = None,
+    min_len: Annotated[int | None, typer.Option(help="At least so many tokens.")] = None,
+    unk_penalty: Annotated[float | None, typer.Option(help="Taken off unknown symbols' log-probability.")] = None,
+    no_repeat_ngram: Annotated[int | None, typer.Option(help="No so long sequence of tokens appears twice.")] = None,
+    batch_sentences: Annotated[int | None, typer.Option(help="Lines that are decoded together at most.")] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
+    alignments: Annotated[
+        bool, typer.Option("--alignments", help="Print pairs source-target of tokens after each translation.")
+    ] = False,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Lines are SOURCE <tab> PREFIX; translations begin with PREFIX.")
+    ] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits: faster for few lines, less exact.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="torch.compile the model; pays on long input.")] = False,
+    checkpoint: Annotated[str, typer.Option(help="best, last, or the name of one in the run.")] = "best",
+) -> None:
+    """Translate standard input line by line.
+
+    Every line gives one line (with --nbest, that many), in order, as soon as it is ready; columns are separated by
+    tabs. Options that are not given are those of the run's recipe:
+    subquad translate runs/phrases --beam 4 < input.txt > output.txt
+    """
+    given = {
+        "beam": beam,
+        "nbest": nbest,
+        "lenpen": lenpen,
+        "max_len_a": max_len_a,
+        "max_len_b": max_len_b,
+        "min_len": min_len,
+        "unk_penalty": unk_penalty,
+        "no_repeat_ngram": no_repeat_ngram,
+        "batch_sentences": batch_sentences,
+        "weights": "int8" if int8 else None,
+        "compile": True if compile else None,
+    }
+    translator = _open(runs, checkpoint, given, alignments)
+    show = _Columns(translator.options.nbest > 1, scores, alignments)
+    reader = _Reader(sys.stdin.buffer)
+    rate = _Rate()
+    for window in reader.windows():
+        sources, starts = _split(window, rate.done) if prefix else (window, None)
+        for translated in translator.window(sources, starts):
+            rate.done += 1
+            sys.stdout.write(show(rate.done, translated))
+        sys.stdout.flush()
+        rate.report()
+    _warn(reader.replaced, "were not UTF-8: what could not be read was replaced")
+    _warn(translator.empty, "were empty, and so are their translations")
+    _warn(translator.shortened, f"were cut at the {translator.most_source} tokens that the model can read")
+
+
+def _open(runs: list[Path], checkpoint: str, given: dict[str, Any], alignments: bool) -> "Translator":
+    from subquad.decode.translate import Translator
+    from subquad.models import Seq2Seq
+    from subquad.train.loaded import load_run
+
+    loaded = [load_run(run, checkpoint) for run in runs]
+    models = []
+    for one in loaded:
+        if not isinstance(one.model, Seq2Seq):
+            raise ValueError(f"{one.folder} is a run of task {one.recipe.task}; only runs of translation translate")
+        for side in ("source", "target"):
+            if one.tokenizer(side).fingerprint() != loaded[0].tokenizer(side).fingerprint():
+                raise ValueError(f"{one.folder} and {loaded[0].folder} have different tokenizers: no ensemble of them")
+        models.append(one.model)
+    options = changed_options(loaded[0].recipe, given)
+    first = loaded[0]
+    return Translator(models, first.tokenizer("source"), first.tokenizer("target"), options, alignments=alignments)
+
+
+def changed_options(recipe: "Recipe", given: dict[str, Any]) -> "DecodeOptions":
+    """The recipe's section `decode`, with the options that were given."""
+    from subquad.decode.options import DecodeOptions
+
+    changes = {name: value for name, value in given.items() if value is not None}
+    if "nbest" in changes and "beam" not in changes:
+        changes["beam"] = max(recipe.decode.beam, changes["nbest"])
+    return DecodeOptions.parse("decoding", recipe.decode.model_dump() | changes)
+
+
+def _split(window: list[str], before: int) -> tuple[list[str], list[str]]:
+    sources, starts = [], []
+    for number, line in enumerate(window, before + 1):
+        source, tab, start = line.partition("\t")
+        if not tab:
+            raise ValueError(f"line {number} has no tab: with --prefix, lines are SOURCE <tab> PREFIX")
+        sources.append(source)
+        starts.append(start)
+    return sources, starts
+
+
+class _Columns:
+    """A line's translations as text."""
+
+    def __init__(self, numbers: bool, scores: bool, alignments: bool) -> None:
+        self.numbers, self.scores, self.alignments = numbers, scores, alignments
+
+    def __call__(self, number: int, translated: "Translated") -> str:
+        lines = []
+        for candidate in translated.candidates:
+            columns = [str(number)] if self.numbers else []
+            columns += [f"{candidate.score:.4f}"] if self.scores else []
+            columns.append(" ".join(candidate.text.split("\n")))  # a line is one line, whatever a tokenizer gives
+            if self.alignments:
+                columns.append(" ".join(f"{source}-{target}" for source, target in candidate.alignment or ()))
+            lines.append("\t".join(columns) + "\n")
+        return "".join(lines)
+
+
+class _Reader:
+    """Lines in windows: a file's by number, so that batches are always the same; of a pipe, what has arrived."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.replaced = stream, 0
+
+    def windows(self) -> Iterator[list[str]]:
+        from subquad.decode.translate import WINDOW
+
+        if self._is_file():
+            while lines := list(itertools.islice(self.stream, WINDOW)):
+                yield [self._text(line) for line in lines]
+            return
+        arrived: queue.Queue[bytes | None] = queue.Queue(WINDOW)
+        threading.Thread(target=self._fill, args=(arrived,), daemon=True).start()
+        more = True
+        while more:
+            taken = [arrived.get()]
+            while len(taken) < WINDOW and not arrived.empty():
+                taken.append(arrived.get())
+            more = taken[-1] is not None
+            if window := [self._text(line) for line in taken if line is not None]:
+                yield window
+
+    def _is_file(self) -> bool:
+        try:
+            return stat.S_ISREG(os.fstat(self.stream.fileno()).st_mode)
+        except OSError:
+            return False
+
+    def _fill(self, arrived: "queue.Queue[bytes | None]") -> None:
+        for line in self.stream:
+            arrived.put(line)
+        arrived.put(None)
+
+    def _text(self, line: bytes) -> str:
+        text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
+        self.replaced += "\N{REPLACEMENT CHARACTER}" in text
+        return text
+
+
+class _Rate:
+    """How fast lines are done: said now and then, on stderr."""
+
+    def __init__(self) -> None:
+        self.done, self.start = 0, time.monotonic()
+        self.said = self.start
+
+    def report(self) -> None:
+        now = time.monotonic()
+        if now - self.said >= SECONDS_BETWEEN_LINES:
+            self.said = now
+            print(f"{self.done:,} lines, {self.done / (now - self.start):,.0f} a second", file=sys.stderr, flush=True)
+
+
+def _warn(count: int, what: str) -> None:
+    if count:
+        print(f"subquad: warning: {count:,} lines {what}", file=sys.stderr)

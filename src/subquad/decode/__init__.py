@@ -1,0 +1,1 @@
+"""Decoding: beam search, greedy and sampling over the streaming states of any causal mechanism."""

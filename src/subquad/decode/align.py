@@ -1,0 +1,56 @@
+"""Which source token each target token looked at: the last decoder layer's cross-attention, where it is softmax."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subquad.decode.beam import padded
+from subquad.mixers.softmax import Softmax
+from subquad.models import Seq2Seq
+
+Alignment = list[tuple[int, int]]
+"""Pairs (source token, target token), counted from 0; the end of the target is left out."""
+
+
+def check_alignments(model: Seq2Seq) -> None:
+    """Raises ValueError where cross-attention has no weights to look at."""
+    cross = model.decoder.blocks[-1].cross
+    if not isinstance(cross, Softmax):
+        raise ValueError(
+            f"alignments need softmax cross-attention in the last decoder layer; this model reads its source with "
+            f"{getattr(cross, 'name', 'nothing')}"
+        )
+
+
+def align(model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Alignment]:
+    """The source token with the largest weight for every target token; both sides end with eos."""
+    pad, eos = model.config.target.pad or 0, targets[0][-1]
+    source, source_padding = padded(sources, pad)
+    given, _ = padded([[eos, *target[:-1]] for target in targets], pad)
+    weights = cross_weights(model, source, source_padding, given)
+    chosen = weights.argmax(-1).tolist()
+    return [[(chosen[row][t], t) for t in range(len(target) - 1)] for row, target in enumerate(targets)]
+
+
+@torch.no_grad()
+def cross_weights(model: Seq2Seq, source: Tensor, source_padding: Tensor | None, target: Tensor) -> Tensor:
+    """Weights of the last layer, the mean over its heads: (batch, target time, source time)."""
+    check_alignments(model)
+    cross: Any = model.decoder.blocks[-1].cross
+    seen: dict[str, Tensor] = {}
+    hook = cross.register_forward_pre_hook(
+        lambda _, args, options: seen.update(x=args[0], context=options["context"]), with_kwargs=True
+    )
+    try:
+        context = model.encode(source, source_padding).x
+        model.features(target, context, context_padding=source_padding)
+    finally:
+        hook.remove()
+    (q,) = cross.project_part(seen["x"], 0, 1)
+    k, _ = cross.project_part(seen["context"], 1, 3)
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    if source_padding is not None:
+        scores = scores.masked_fill(source_padding[:, None, None], -float("inf"))
+    return scores.softmax(-1).mean(1)

@@ -1,0 +1,180 @@
+"""Beam search with fairseq's semantics, for sentences that finish one by one.
+
+At each step the 2 * beam best continuations of a sentence's hypotheses are candidates. One that ends counts only among
+the best `beam`; the best `beam` that do not end are followed. A sentence is finished when `beam` hypotheses have ended,
+or at its length limit, where every hypothesis must end. Finished sentences leave the batch.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from subquad.decode.options import DecodeOptions
+from subquad.decode.scoring import Scorer, Scores
+from subquad.kernels.vocabulary import largest
+
+NEVER = -float("inf")
+
+
+class Hypothesis(NamedTuple):
+    """tokens: with the end; score: by which hypotheses are ranked; log_probabilities: of each token."""
+
+    tokens: list[int]
+    score: float
+    log_probabilities: list[float]
+
+
+class Symbols(NamedTuple):
+    """Numbers of the special symbols."""
+
+    pad: int
+    eos: int
+    unk: int
+
+
+@dataclass
+class Request:
+    """What is searched for each of B sentences.
+
+    first: (B,) what the first step reads. limits: (B,) most tokens before the end. prefixes: (B, P) tokens that a
+    hypothesis must begin with, followed by padding; None: there are none.
+    """
+
+    first: Tensor
+    limits: Tensor
+    prefixes: Tensor | None = None
+
+
+def beam_search(scorer: Scorer, request: Request, options: DecodeOptions, symbols: Symbols) -> list[list[Hypothesis]]:
+    """The `nbest` best hypotheses of each sentence, best first. The scorer has one row for each sentence."""
+    search = _Search(scorer, request, options, symbols)
+    step = 0
+    while len(search.sentences):
+        search.step(step)
+        step += 1
+    ranked = [sorted(found, key=lambda one: -one.score) for found in search.finished]
+    return [found[: options.nbest] for found in ranked]
+
+
+class _Search:
+    """The batch of sentences that are not finished: B of them, each with W rows (one at first, then `beam`)."""
+
+    def __init__(self, scorer: Scorer, request: Request, options: DecodeOptions, symbols: Symbols) -> None:
+        self.scorer, self.options, self.symbols = scorer, options, symbols
+        count, device = len(request.first), request.first.device
+        self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.sentences = torch.arange(count, device=device)  # (B,) numbers among the request's
+        self.limits, self.prefixes = request.limits.to(device), request.prefixes
+        self.last = request.first
+        self.tokens = torch.empty(count, 0, dtype=torch.int64, device=device)  # (B * W, steps)
+        self.totals = torch.zeros(count, 1, device=device)  # (B * W, steps + 1): sums of log-probabilities, from 0 on
+
+    def step(self, step: int) -> None:
+        scores = self.scorer.step(self.last, self.options.temperature)
+        if not bool(torch.isfinite(scores.normaliser).all()):
+            raise ValueError("the model's scores are not finite: its weights may be damaged")
+        self._constrain(scores.values, step)
+        totals, rows, tokens = self._candidates(scores)
+        ends = (tokens == self.symbols.eos) & (totals > NEVER)
+        self._finish(ends[:, : self.options.beam], totals, rows, step)
+        self._go_on(ends, totals, rows, tokens, first=step == 0)
+
+    def _width(self) -> int:
+        return len(self.last) // len(self.sentences)
+
+    def _constrain(self, values: Tensor, step: int) -> None:
+        """Takes away what may not follow, in place: values (B * W, V)."""
+        eos, width = self.symbols.eos, self._width()
+        values[:, self.symbols.pad] = NEVER
+        if self.options.unk_penalty:
+            values[:, self.symbols.unk] -= self.options.unk_penalty
+        over = self.limits <= step  # (B,)
+        if step < self.options.min_len:
+            values[(~over).repeat_interleave(width), eos] = NEVER
+        if over.any():
+            _only(values, over.repeat_interleave(width), torch.full_like(self.last, eos))
+        if self.prefixes is not None and step < self.prefixes.shape[1]:
+            wanted = self.prefixes[:, step].repeat_interleave(width)
+            _only(values, (wanted != self.symbols.pad) & ~over.repeat_interleave(width), wanted)
+        if self.options.no_repeat_ngram:
+            self._forbid_repeats(values)
+
+    def _forbid_repeats(self, values: Tensor) -> None:
+        """Nothing that would complete a sequence of `no_repeat_ngram` tokens for the second time."""
+        size = self.options.no_repeat_ngram
+        for row, said in enumerate(self.tokens.tolist()):
+            if len(said) >= size:
+                end = said[len(said) - size + 1 :]
+                repeats = [said[i + size - 1] for i in range(len(said) - size + 1) if said[i : i + size - 1] == end]
+                values[row, repeats] = NEVER
+
+    def _candidates(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the best continuations of each sentence: sums of log-probabilities, row in the sentence, token: (B, n)."""
+        count, width, vocab = len(self.sentences), self._width(), scores.values.shape[1]
+        values, tokens = largest(scores.values, min(2 * self.options.beam, vocab))
+        # Grouped as fairseq does, the normaliser first: equal totals must not become unequal by rounding.
+        totals = (values - scores.normaliser[:, None] + self.totals[:, -1:]).view(count, -1)
+        each = tokens.shape[1]
+        totals, place = totals.topk(min(2 * self.options.beam, totals.shape[1]), -1)
+        return totals, place // each, tokens.view(count, width * each).gather(1, place)
+
+    def _finish(self, ends: Tensor, totals: Tensor, rows: Tensor, step: int) -> None:
+        """Keeps the hypotheses that end: ends (B, beam)."""
+        width = self._width()
+        length = (step + 1) ** self.options.lenpen
+        for sentence, place in ends.nonzero().tolist():
+            found = self.finished[int(self.sentences[sentence])]
+            if len(found) < self.options.beam:
+                row = sentence * width + int(rows[sentence, place])
+                total = float(totals[sentence, place])
+                sums = [*self.totals[row].tolist(), total]
+                each = [after - before for before, after in itertools.pairwise(sums)]
+                found.append(Hypothesis([*self.tokens[row].tolist(), self.symbols.eos], total / length, each))
+        over = (self.limits <= step).tolist()
+        numbers = self.sentences.tolist()
+        open_ = [not late and len(self.finished[n]) < self.options.beam for n, late in zip(numbers, over, strict=True)]
+        self.open = torch.tensor(open_, device=self.last.device)
+
+    def _go_on(self, ends: Tensor, totals: Tensor, rows: Tensor, tokens: Tensor, first: bool) -> None:
+        """Follows the best candidates that do not end, of the sentences that are not finished."""
+        width, beam = self._width(), self.options.beam
+        order = (ends.int() * ends.shape[1] + torch.arange(ends.shape[1], device=ends.device)).argsort(1)[:, :beam]
+        kept = self.open.nonzero().squeeze(1)
+        order = order[kept]
+        index = (kept[:, None] * width + rows[kept].gather(1, order)).flatten()
+        self.last = tokens[kept].gather(1, order).flatten()
+        self.tokens = torch.cat([self.tokens[index], self.last[:, None]], 1)
+        self.totals = torch.cat([self.totals[index], totals[kept].gather(1, order).flatten()[:, None]], 1)
+        changed = len(kept) < len(self.sentences)
+        self.sentences, self.limits = self.sentences[kept], self.limits[kept]
+        self.prefixes = self.prefixes[kept] if self.prefixes is not None else None
+        if len(kept):
+            self.scorer.reorder(index, kept if changed or first else None)
+
+
+def _only(values: Tensor, rows: Tensor, token: Tensor) -> None:
+    """In the rows where `rows` is True, nothing but `token` may follow. values: (R, V); rows, token: (R,)."""
+    chosen = rows.nonzero().squeeze(1)
+    wanted = token[chosen]
+    kept = values[chosen, wanted]
+    values[chosen] = NEVER
+    values[chosen, wanted] = kept
+
+
+def symbols_of(tokenizer: object) -> Symbols:
+    """The special symbols of a tokenizer."""
+    return Symbols(*(int(getattr(tokenizer, name)) for name in Symbols._fields))
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths as one tensor (rows, longest), and where its padding is."""
+    longest = max(map(len, rows), default=0)
+    tokens = torch.full((len(rows), longest), pad, dtype=torch.int64)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
+    lengths = torch.tensor([len(row) for row in rows])
+    return tokens, torch.arange(longest) >= lengths[:, None]

@@ -1,0 +1,79 @@
+"""Models whose linear maps are fast for the few rows that decoding has at a time.
+
+    float32    the same numbers to rounding; maps of up to 16 rows read their weights at the speed of memory
+    int8       weights of linear maps and of the head are rounded to a byte each, which is a quarter to read
+
+Embeddings, adaptive heads and whatever else is no linear map stay as they are. Weights are shared with the given model,
+and not copied: changing them changes both, except for what was rounded.
+"""
+
+import copy
+from typing import Literal, TypeVar
+
+from torch import Tensor, nn
+
+from subquad.kernels.linear import few_rows_linear, int8_linear, to_int8
+from subquad.models import Model
+from subquad.nn.heads import WordHead
+
+ModelType = TypeVar("ModelType", bound=Model)
+
+
+LEAST_WEIGHTS = 1 << 16
+"""Smaller maps stay in a core's own cache: calling another kernel would cost more than it saves."""
+
+
+def prepared(model: ModelType, weights: Literal["float32", "int8"]) -> ModelType:
+    """A copy of a model, in eval mode and for inference, that shares its parameters and buffers."""
+    shared: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    fast = copy.deepcopy(model, shared).eval()
+    for module in list(fast.modules()):
+        weight = _weight(module)
+        if weight is not None and weight.numel() >= LEAST_WEIGHTS:
+            module.__class__ = MAPS[weights][type(module)]  # the same object, wherever it is referred to
+            if weights == "int8":
+                values, scale = to_int8(weight)
+                module.register_buffer("values", values, persistent=False)
+                module.register_buffer("scale", scale, persistent=False)
+    return fast
+
+
+def _weight(module: nn.Module) -> Tensor | None:
+    """The weights of a map that has a faster form; None of anything else."""
+    if type(module) is nn.Linear:
+        return module.weight
+    return module.table if type(module) is WordHead else None
+
+
+class FewRowsLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return few_rows_linear(x, self.weight, self.bias)
+
+
+class FewRowsHead(WordHead):
+    def forward(self, features: Tensor) -> Tensor:
+        return few_rows_linear(features, self.table, self.bias)
+
+
+class Int8Linear(nn.Linear):
+    """`weight` stays there, for mixers that read parts of it."""
+
+    values: Tensor
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return int8_linear(x, self.values, self.scale, self.bias)
+
+
+class Int8Head(WordHead):
+    values: Tensor
+    scale: Tensor
+
+    def forward(self, features: Tensor) -> Tensor:
+        return int8_linear(features, self.values, self.scale, self.bias)
+
+
+MAPS: dict[str, dict[type[nn.Module], type[nn.Module]]] = {
+    "float32": {nn.Linear: FewRowsLinear, WordHead: FewRowsHead},
+    "int8": {nn.Linear: Int8Linear, WordHead: Int8Head},
+}

@@ -1,0 +1,29 @@
+"""How long a source and a target may be: tables of positions and some mechanisms have an end."""
+
+from typing import cast
+
+from torch import nn
+
+from subquad.mixers import Mixer
+from subquad.models import LanguageModel, Seq2Seq
+from subquad.nn.block import Block
+from subquad.nn.embeddings import TokenEmbedding
+
+
+def longest_source(model: Seq2Seq) -> int | None:
+    """Most tokens of a source, its end included; None: any number."""
+    crosses = [cast(Block, block).cross for block in model.decoder.blocks]
+    return _least(model.source, model.encoder, *filter(None, crosses))
+
+
+def longest_text(model: Seq2Seq | LanguageModel) -> int | None:
+    """Most tokens that a decoder reads, what it begins with included; None: any number."""
+    embedding = model.target if isinstance(model, Seq2Seq) else model.embedding
+    return _least(embedding, *(cast(Block, block).mixer for block in model.decoder.blocks))
+
+
+def _least(embedding: TokenEmbedding, *parts: nn.Module) -> int | None:
+    limits = [embedding.config.max_length] if embedding.config.positions == "learned" else []
+    mixers = [module for part in parts for module in part.modules() if isinstance(module, Mixer)]
+    limits += [most for mixer in mixers if (most := getattr(mixer.config, "max_length", None)) is not None]
+    return min(limits, default=None)

@@ -1,0 +1,155 @@
+"""From lines of text to their translations: one result for every line, in order, whatever the line is.
+
+Lines are decoded in batches of similar length. A line of nothing translates to nothing; one that is longer than the
+model can read is cut there. Both are counted, so that nothing happens in silence.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from subquad.data.batches import Budget, batches_by_tokens
+from subquad.data.tokenizer_base import Tokenizer
+from subquad.decode.align import Alignment, align, check_alignments
+from subquad.decode.beam import Hypothesis, Request, beam_search, padded, symbols_of
+from subquad.decode.fast import prepared
+from subquad.decode.limits import longest_source, longest_text
+from subquad.decode.options import DecodeOptions
+from subquad.decode.scoring import TargetScorer, together
+from subquad.models import Seq2Seq
+from subquad.models.base import compile_blocks
+
+WINDOW = 2048
+"""Lines that are read before the first of them are decoded: enough to form batches of similar lengths."""
+
+
+class Candidate(NamedTuple):
+    """text: detokenised; score and log_probabilities: see Hypothesis; alignment: None unless it was asked for."""
+
+    text: str
+    tokens: list[int]
+    score: float
+    log_probabilities: list[float]
+    alignment: Alignment | None = None
+
+
+class Translated(NamedTuple):
+    """A line's translations, the best first. There is always one."""
+
+    candidates: list[Candidate]
+
+    @property
+    def text(self) -> str:
+        return self.candidates[0].text
+
+
+NOTHING = Translated([Candidate("", [], 0.0, [], [])])
+
+
+class Translator:
+    """Translates with one model, or with the mean probability of several."""
+
+    def __init__(
+        self,
+        models: Sequence[Seq2Seq],
+        source: Tokenizer,
+        target: Tokenizer,
+        options: DecodeOptions | None = None,
+        *,
+        alignments: bool = False,
+    ) -> None:
+        """alignments: of the first model. The vocabularies of all models must be those of the tokenizers."""
+        for model in models:
+            sizes = model.config.source_vocab, model.config.target_vocab
+            if sizes != (source.size, target.size):
+                raise ValueError(
+                    f"the tokenizers have {source.size} and {target.size} symbols, the model {sizes[0]} and "
+                    f"{sizes[1]}: models of an ensemble need the same tokenizers"
+                )
+        if alignments:
+            check_alignments(models[0])
+        self.options = options or DecodeOptions()
+        self.plain, self.alignments = models[0], alignments
+        self.models = [prepared(model, self.options.weights) for model in models]
+        if self.options.compile:
+            for model in self.models:
+                compile_blocks(model)
+        self.source, self.target, self.symbols = source, target, symbols_of(target)
+        self.device = next(models[0].parameters()).device
+        self.most_source = _least(longest_source(model) for model in models)
+        self.most_target = _least(longest_text(model) for model in models)
+        self.empty = self.shortened = 0
+
+    def lines(self, texts: Iterable[str], prefixes: Iterable[str] | None = None) -> Iterator[Translated]:
+        """One result for each text, in order. prefixes: what each translation must begin with."""
+        rest = iter(texts)
+        starts = iter(prefixes) if prefixes is not None else None
+        while window := list(itertools.islice(rest, WINDOW)):
+            given = list(itertools.islice(starts, len(window))) if starts is not None else None
+            yield from self.window(window, given)
+
+    def window(self, texts: Sequence[str], prefixes: Sequence[str] | None = None) -> Iterator[Translated]:
+        """The same for texts that are all there: they are decoded by length, and given back by number."""
+        if prefixes is not None and len(prefixes) != len(texts):
+            raise ValueError(f"there are {len(texts)} lines and {len(prefixes)} prefixes")
+        sources = [self._read(text) for text in texts]
+        starts = self.target.encode_batch(prefixes) if prefixes is not None else [[] for _ in texts]
+        done = {number: NOTHING for number, tokens in enumerate(sources) if not tokens}
+        self.empty += len(done)
+        given = 0
+        for batch in self._batches(sources):
+            found = self._decode([sources[n] for n in batch], [starts[n] for n in batch])
+            done.update(zip(batch, found, strict=True))
+            while given in done:
+                yield done.pop(given)
+                given += 1
+        while given in done:
+            yield done.pop(given)
+            given += 1
+        assert given == len(texts), "every line has one result"
+
+    def _read(self, text: str) -> list[int]:
+        """Tokens with their end; none of a line without any."""
+        tokens = self.source.encode(text) if text.strip() else []
+        most = self.most_source
+        if most is not None and len(tokens) >= most:
+            self.shortened += 1
+            tokens = tokens[: most - 1]
+        return [*tokens, self.source.eos] if tokens else []
+
+    def _batches(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Numbers of the lines that have tokens, by batch; long ones first, where memory decides."""
+        sizes = np.array([len(tokens) for tokens in sources], np.int64)
+        order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]
+        most = max(self.options.batch_tokens, int(sizes.max(initial=1)))
+        budget = Budget(max_tokens=most, max_sentences=self.options.batch_sentences, multiple=1)
+        return [batch.tolist() for batch in batches_by_tokens(order, sizes, budget)]
+
+    @torch.inference_mode()
+    def _decode(self, sources: Sequence[list[int]], starts: Sequence[list[int]]) -> list[Translated]:
+        source, padding = padded(sources, self.source.pad)
+        source, padding = source.to(self.device), padding.to(self.device)
+        given = padding if bool(padding.any()) else None
+        scorer = together([TargetScorer(model, source, given) for model in self.models])
+        limits = [int(self.options.max_len_a * len(tokens) + self.options.max_len_b) for tokens in sources]
+        if self.most_target is not None:
+            limits = [min(limit, self.most_target - 1) for limit in limits]
+        prefixes = padded(starts, self.symbols.pad)[0].to(self.device) if any(starts) else None
+        first = torch.full((len(sources),), self.symbols.eos, device=self.device)
+        request = Request(first, torch.tensor(limits), prefixes)
+        found = beam_search(scorer, request, self.options, self.symbols)
+        return [
+            Translated([self._candidate(tokens, one) for one in hypotheses])
+            for tokens, hypotheses in zip(sources, found, strict=True)
+        ]
+
+    def _candidate(self, source: list[int], found: Hypothesis) -> Candidate:
+        alignment = align(self.plain, [source], [found.tokens])[0] if self.alignments else None
+        return Candidate(self.target.decode(found.tokens), *found, alignment)
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -1,0 +1,110 @@
+"""Linear maps of a few rows: what decoding spends its time on, one token after the other.
+
+    few_rows_linear    y[r, n] = sum_k x[r, k] weight[n, k] + bias[n]                                  float32
+    int8_linear        y[r, n] = c[r] s[n] sum_k i[r, k] values[n, k] + bias[n]                        weights of a byte
+
+int8: values[n] = round(weight[n] / s[n]) with s[n] = max |weight[n]| / 127, made once by `to_int8`. Each row of x is
+rounded as well, i[r] = round(x[r] / c[r]), to as many of 16 bits as keep the sums below 2^31: at least 13 for 2,048
+channels, so that what is lost is lost in the weights. Sums are exact, and a row's result is its own, whatever rows come
+along.
+
+Both are for inference. numba runs them on the CPU (linear_cpu), torch elsewhere.
+"""
+
+import importlib
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad.kernels import dispatch
+
+FEW_ROWS = 16
+"""Up to so many rows the time of reading the weights decides, which torch's products reach half of."""
+INT8_LARGEST = 127
+
+
+def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear(x, weight, bias): x (..., in), weight (out, in), bias (out,) -> (..., out)."""
+    rows = x.numel() // x.shape[-1]
+    if rows > FEW_ROWS or not _plain(x, weight) or _differentiates(x, weight):
+        return F.linear(x, weight, bias)
+    flat = x.reshape(rows, x.shape[-1])
+    # The operation costs more than the kernel's own call; what is compiled needs it.
+    call = _few_rows_op if torch.compiler.is_compiling() else _few_rows
+    return call(flat, weight, bias).view(*x.shape[:-1], weight.shape[0])
+
+
+def int8_linear(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The equation above. x: (..., in); values: (out, in) int8; scale, bias: (out,) float32 -> (..., out)."""
+    if _differentiates(x, scale):
+        raise ValueError("int8 weights are for inference; call the model inside torch.inference_mode()")
+    flat = x.reshape(-1, x.shape[-1]).float()
+    call = _int8_op if torch.compiler.is_compiling() else _int8
+    return call(flat, values, scale, bias).view(*x.shape[:-1], values.shape[0]).to(x.dtype)
+
+
+def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """values (out, in) int8 and scale (out,) float32 of weights (out, in)."""
+    weight = weight.detach().float()
+    scale = weight.abs().amax(1) / INT8_LARGEST
+    whole = (weight / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()
+    return whole.to(torch.int8), scale
+
+
+def largest_input(width: int) -> int:
+    """The largest integer that inputs are rounded to: sums of `width` products stay below 2^31."""
+    return min(2**15 - 1, (2**31 - 1) // (INT8_LARGEST * width))
+
+
+@cache
+def _numba() -> Any:
+    """The kernels; numba takes long to import."""
+    return importlib.import_module("subquad.kernels.linear_cpu")
+
+
+def _plain(x: Tensor, weight: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and weight.is_contiguous()
+
+
+def _differentiates(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+# ---------------------------------------------------------------------- the operations; x: (rows, in), contiguous
+
+
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if dispatch.chosen(x) != "cpu":
+        return F.linear(x, weight, bias)
+    return _numba().linear(x.contiguous(), weight, bias)
+
+
+def _int8(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    if dispatch.chosen(x) != "cpu":
+        return _int8_reference(x, values, scale, bias)
+    return _numba().int8_linear(x.contiguous(), values, scale, bias, largest_input(x.shape[1]))
+
+
+def _int8_reference(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """The definition. Floats hold the integers; from 2^24 on their sums are rounded."""
+    x_scale = x.abs().amax(1, keepdim=True) / largest_input(x.shape[1])
+    whole = (x / x_scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    y = F.linear(whole, values.float()) * (x_scale * scale)
+    return y if bias is None else y + bias
+
+
+_few_rows_op = torch.library.custom_op("subquad::few_rows_linear", _few_rows, mutates_args=())
+_int8_op = torch.library.custom_op("subquad::int8_linear", _int8, mutates_args=())
+
+
+@_few_rows_op.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+@_int8_op.register_fake
+def _(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ARG001
+    return x.new_empty(x.shape[0], values.shape[0])
