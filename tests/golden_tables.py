@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from subquad.evaluate.bleu import token_bleu
 from subquad.models import Model, build_model, preset
 from subquad.models.costs import costs
 from subquad.models.presets import PRESETS
@@ -96,12 +97,23 @@ def check_sinusoids(content: dict[str, Any]) -> None:
     assert_close(ours[~padding], golden[~padding], OUTPUT_TOLERANCE, "positions of tokens")
 
 
+def check_bleu(content: dict[str, Any]) -> None:
+    """fairseq's scorer on token numbers: the score, and the figures of its line."""
+    measure = token_bleu(content["hyps"], content["refs"], pad=1, eos=2, unk=3)
+    assert abs(measure.value - content["score"]) <= 1e-9
+    said, asked, *counts = measure.statistics.sum(0).tolist()
+    precisions = "/".join(f"{100 * right / total:.1f}" for right, total in zip(counts[:4], counts[4:], strict=True))
+    assert f"{precisions} (BP=" in content["result"]
+    assert f"syslen={said:.0f}, reflen={asked:.0f})" in content["result"]
+
+
 TABLES: dict[str, Callable[[Any], None]] = {
     "efficient-attention/param_counts.json": check_parameter_counts,
     "efficient-attention/gmacs_measured.json": check_multiplications,
     "fairseq/adam.json": golden_training.check_adam,
     "fairseq/average_checkpoints.json": golden_training.check_average,
     "fairseq/batching.json": golden_batching.check_batching,
+    "fairseq/bleu.json": check_bleu,
     "fairseq/collate.json": golden_batching.check_collate,
     "fairseq/criterion_label_smoothed.json": golden_training.check_label_smoothing,
     "fairseq/dictionary.json": golden_text.check_dictionary,

@@ -10,8 +10,9 @@ from subquad.models import Seq2Seq
 from subquad.tasks.base import StepLoss
 from subquad.tasks.losses import word_loss
 from subquad.train.optim import OptimConfig
+from subquad.train.parallel import SharedLoss, TensorBatch
 from subquad.train.schedules import Schedule, ScheduleConfig
-from subquad.train.step import TensorBatch, Updater
+from subquad.train.step import Updater
 from tests.golden_files import Fixture, assert_close
 
 RATE = ScheduleConfig(kind="inverse-sqrt", lr=5e-3, warmup_updates=3, warmup_init=1e-4)
@@ -25,10 +26,9 @@ def check_trace(fixture: Fixture, folder: Path = Path("unused")) -> None:
     imported = model_from(config, fixture.under("init."))
     model = imported.module.train()
     assert isinstance(model, Seq2Seq)
-    updater = Updater(model, OptimConfig(name="adam", weight_decay=1e-4), torch.device("cpu"))
     schedule = Schedule(RATE)
 
-    def loss_of(batch: TensorBatch) -> StepLoss:
+    def loss_of(model: Seq2Seq, batch: TensorBatch) -> StepLoss:
         source = batch["src_tokens"]
         padding = padding_of(source)
         context = model.encode(source, padding).x
@@ -36,12 +36,13 @@ def check_trace(fixture: Fixture, folder: Path = Path("unused")) -> None:
         found = word_loss(model.head, x, batch["target"], pad=PAD, smoothing=SMOOTHING)
         return StepLoss(found.total, {"nll": float(found.nll)}, found.count)
 
+    updater = Updater(SharedLoss(model, loss_of), OptimConfig(name="adam", weight_decay=1e-4), torch.device("cpu"))
     for number, expected in enumerate(json.loads(fixture.meta["log"])):
         updater.config = updater.config.model_copy(update={"clip": expected["clip_norm"]})
         batches = [fixture.under(f"batch{index}.") for index in expected["batches"]]
         rate = schedule.rate(number)
         assert rate == expected["lr_used"] or abs(rate - expected["lr_used"]) < 1e-12
-        done = updater.step(batches, loss_of, rate, folder)
+        done = updater.step(batches, rate, folder)
         assert done.count == expected["sample_size"]
         for what, ours in (
             ("loss_sum", done.loss * done.count),

@@ -3,7 +3,6 @@
 import io
 import json
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from subquad.train.checkpoint import (
     save_checkpoint,
     set_rng_state,
 )
-from subquad.train.log import MetricsLog, Progress, Status, TrackConfig, build_trackers, read_metrics
+from subquad.train.log import MetricsLog, Progress, Status, read_metrics
 from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
 from tests.golden_files import FOLDER
 from tests.golden_training import check_average
@@ -212,39 +211,6 @@ def test_metrics_survive_a_kill_and_a_resume(tmp_path: Path) -> None:
     path.write_text("no json\n")
     with pytest.raises(ValueError, match="line 1"):
         read_metrics(path)
-
-
-@pytest.mark.parametrize(
-    ("options", "module", "name"),
-    [({"tensorboard": True}, "torch.utils.tensorboard", "tensorboard"), ({"wandb": "project"}, "wandb", "wandb")],
-)
-def test_a_missing_tracker_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], module: str, name: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf"needs the package {name}: pip install 'subquad\[track\]'"):
-        build_trackers(TrackConfig.parse("track", options), tmp_path, {})
-    assert build_trackers(TrackConfig(), tmp_path, {}) == []
-
-
-def test_tensorboard_writes_events(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    (tracker,) = build_trackers(TrackConfig(tensorboard=True), tmp_path, {})
-    tracker.log("train", 1, {"loss": 1.0})
-    tracker.close()
-    assert any(path.stat().st_size for path in (tmp_path / "tensorboard").iterdir())
-
-
-def test_wandb_offline(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    config = TrackConfig(wandb="subquad-test", wandb_mode="offline", wandb_artifacts=True)
-    (checkpoint,) = save_some(tmp_path / "checkpoints", 1)
-    for _ in range(2):  # the second time it goes on with the same run
-        (tracker,) = build_trackers(config, tmp_path, {"task": "translation"})
-        tracker.log("train", 1, {"loss": 1.0})
-        tracker.artifact(checkpoint, "model", {"update": 1})
-        tracker.close()
-    assert (tmp_path / "wandb-id.txt").read_text().strip()
 
 
 def test_progress_in_a_log_is_plain_lines() -> None:

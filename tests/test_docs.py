@@ -1,12 +1,17 @@
 """The documentation is current, and what it says is true: tables, examples, commands, paths."""
 
+import contextlib
 import dataclasses
+import io
 import re
 import shlex
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import subquad
 from subquad.cli.describe import TABLE_HEADERS
@@ -18,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SHORT = {  # the last value of an option counts
     "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
+    "average": ["--updates", "1"],
+    "evaluate": ["decode.beam=1", "decode.max_len_b=5"],
     "train": ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"],
 }
 
@@ -162,11 +169,30 @@ def test_the_model_example_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "my-model" / "weights.safetensors").exists()
 
 
-@pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("subquad")])
-def test_readme_command_runs(line, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """With what the commands read: the runs that some of them train, and an image."""
+    made = tmp_path_factory.mktemp("readme")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(made / "image.png")
+    with contextlib.chdir(made):
+        for line in shell_lines():
+            if line.startswith("subquad train"):
+                assert run(words_of(line)) == 0
+    return made
+
+
+def words_of(line: str) -> list[str]:
     words = [str(ROOT / word) if word.startswith("recipes/") else word for word in shlex.split(line)[1:]]
-    assert run([*words, *SHORT.get(words[0], [])]) == 0
+    return [*words, *SHORT.get(words[0], [])]
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if "subquad" in line])
+def test_readme_command_runs(line, folder, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    if line.startswith("echo "):
+        said, _, line = line.partition(" | ")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(shlex.split(said)[1].encode() + b"\n")))
+    assert run(words_of(line)) == 0
 
 
 def test_make_targets_of_the_readme_exist() -> None:

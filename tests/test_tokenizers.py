@@ -1,7 +1,7 @@
 """Tokenizers: texts come back, numbers are stable, what is saved is what is loaded, and mistakes are said."""
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,25 +201,18 @@ def test_a_tokenizer_json_of_others(tmp_path: Path) -> None:
         train_tokenizer(TokenizerConfig(kind="file", path=str(path)))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sentencepiece") is not None, reason="sentencepiece is installed")
-def test_sentencepiece_names_the_package(tmp_path: Path) -> None:
+def test_sentencepiece_names_the_package(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
     (tmp_path / "m.model").write_bytes(b"x")
-    with pytest.raises(ValueError, match="pip install sentencepiece"):
+    with pytest.raises(ValueError, match=r"sentencepiece: pip install 'subquad\[text\]'"):
         train_tokenizer(TokenizerConfig(kind="sentencepiece", path=str(tmp_path / "m.model")))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sacremoses") is not None, reason="sacremoses is installed")
-def test_moses_names_the_package(tmp_path: Path) -> None:
+def test_moses_names_the_package(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
     (tmp_path / "codes").write_text(CODES)
-    with pytest.raises(ValueError, match="pip install sacremoses"):
+    with pytest.raises(ValueError, match=r"sacremoses: pip install 'subquad\[text\]'"):
         trained("moses-bpe", codes=str(tmp_path / "codes"), language="en")
-
-
-def test_moses_with_the_package(tmp_path: Path) -> None:
-    pytest.importorskip("sacremoses")
-    (tmp_path / "codes").write_text(CODES)
-    tokenizer = trained("moses-bpe", ["Hello, low-newer world!"], codes=str(tmp_path / "codes"), language="en")
-    assert tokenizer.decode(tokenizer.encode("Hello, low-newer world!")) == "Hello, low-newer world!"
 
 
 def test_pieces_with_a_fairseq_dictionary(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from subquad.cli.main import run as command
 from subquad.models import build_model
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import checkpoints, load_checkpoint
+from subquad.train.distributed import ALONE, Workers
 from subquad.train.health import NotFiniteError, load_failure
 from subquad.train.log import Progress, read_metrics
 from subquad.train.loop import Trainer, evaluate
@@ -54,9 +55,9 @@ def recipe(task: str, **train: Any) -> Recipe:
     return Recipe.parse("recipe", options | {"optim": {"name": "adam", "ema": 0.9}})
 
 
-def trainer(given: Recipe, run: Path, task: Task | None = None) -> Trainer:
+def trainer(given: Recipe, run: Path, task: Task | None = None, workers: Workers = ALONE) -> Trainer:
     task = task or task_of(given, run / "data")
-    return Trainer(given, task, run, Progress(stream=io.StringIO()), [])
+    return Trainer(given, task, run, Progress(stream=io.StringIO()), [], workers)
 
 
 def assert_equal(ours: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -34,7 +34,8 @@ def prepare(
     ] = None,
     format: Annotated[str | None, typer.Option(help="text, tsv, csv, jsonl or parquet; default: by name.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="bpe, unigram, bytes, characters, words, file, sentencepiece, moses-bpe, saved.")
+        str | None,
+        typer.Option(help="bpe, unigram, bytes, characters, words, file, sentencepiece, moses-bpe, ids, saved."),
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Symbols of the vocabulary at most.")] = None,
     tokenizer_path: Annotated[str | None, typer.Option(help="tokenizer.json, SentencePiece model or folder.")] = None,
@@ -109,12 +110,11 @@ def _print_prepared(prepared: "Prepared") -> None:
     splits = prepared.description["splits"]
     for name, tokenizer in prepared.description["tokenizers"].items():
         print(f"{name}: {tokenizer['size']:,} symbols ({prepared.changes[name]})")
-    rows = []
+    rows, skipped = [], prepared.skipped()
     for name, split in splits.items():
-        skipped = ", ".join(f"{count:,} {reason}" for reason, count in split["skipped"].items() if count)
         tokens = [f"{split['tokens'][side]:,}" for side in prepared.sides]
         change = prepared.changes.get(name, "left as it was")
-        rows.append([name, f"{split['samples']:,}", *tokens, skipped or "none", change])
+        rows.append([name, f"{split['samples']:,}", *tokens, skipped.get(name, "none"), change])
     headers = ["split", "samples", *(f"{side} tokens" for side in prepared.sides), "skipped", "why written"]
     print_table(headers, rows, numeric=range(1, 2 + len(prepared.sides)))
     for name, change in prepared.changes.items():

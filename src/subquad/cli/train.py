@@ -1,13 +1,18 @@
 """`subquad train`: a recipe, changes to it, a run directory."""
 
 import io
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from subquad.tasks.base import Task
     from subquad.train.distributed import Workers
+    from subquad.train.loop import Trainer
     from subquad.train.recipe import Recipe
 
 
@@ -23,6 +28,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the model's size and memory, train nothing.")
     ] = False,
+    profile: Annotated[
+        int | None,
+        typer.Option(min=1, help="Measure where the time of so many updates goes, write profile.json, keep no model."),
+    ] = None,
 ) -> None:
     """Train a model, or go on with a run.
 
@@ -41,29 +50,81 @@ def train(
 
     workers = join()
     try:
-        _train(read, folder, workers)
+        if profile is None:
+            _train(read, folder, workers)
+        else:
+            _profile(read, folder, workers, profile)
     finally:
         leave()
 
 
-def _train(recipe: "Recipe", folder: Path, workers: "Workers") -> None:
-    from subquad.train.log import Progress, build_trackers, shown_metrics
-    from subquad.train.loop import Trainer
+def _task(recipe: "Recipe", folder: Path, workers: "Workers") -> "Task":
+    """Opens the run and its data."""
     from subquad.train.run import open_run
     from subquad.train.sources import task_of
 
     if workers.leads:  # files are written by one; the others read them
         open_run(recipe, folder)
-        task_of(recipe, folder / "data")
+        task_of(recipe, folder / "data").save_inputs(folder)
     workers.wait()
-    task = task_of(recipe, folder / "data")
+    return task_of(recipe, folder / "data")
+
+
+def _train(recipe: "Recipe", folder: Path, workers: "Workers") -> None:
+    from subquad.train.log import Progress, build_trackers, shown_metrics
+    from subquad.train.loop import Trainer
+
+    task = _task(recipe, folder, workers)
     trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.leads else []
     with Progress(stream=None if workers.leads else io.StringIO()) as progress:
         trainer = Trainer(recipe, task, folder, progress, trackers, workers)
         progress.note(f"{folder}: {trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples")
+        for line in _left_out(task, trainer):
+            progress.note(line)
         metrics = trainer.fit()
     if workers.leads:
         print(f"{folder}: {shown_metrics(metrics)} after {trainer.update:,} updates")
+
+
+def _left_out(task: "Task", trainer: "Trainer") -> Iterator[str]:
+    """What of the data is not used, in lines; images tell when they are read."""
+    from subquad.tasks.language import LanguageTask
+    from subquad.tasks.translation import TranslationTask
+
+    if isinstance(task, TranslationTask | LanguageTask):
+        for split, reasons in task.data.skipped().items():
+            yield f"{split}: samples skipped: {reasons}"
+    if count := len(trainer.plan.skipped):
+        yield f"train: {count:,} samples are longer than train.budget.max_tokens and left out"
+
+
+def _profile(recipe: "Recipe", folder: Path, workers: "Workers", updates: int) -> None:
+    from subquad.cli.output import print_table
+    from subquad.train.log import Progress
+    from subquad.train.loop import Trainer
+    from subquad.train.profiler import PROFILE, profile_updates
+
+    task = _task(recipe, folder, workers)
+    # what the updates log must not become a part of the run
+    with tempfile.TemporaryDirectory() as scratch, Progress(stream=io.StringIO()) as progress:
+        trainer = Trainer(recipe, task, Path(scratch), progress, [], workers)
+        with closing(trainer.updates()) as steps:
+            found = profile_updates(lambda: next(steps), trainer.phases, updates)
+    if not workers.leads:
+        return
+    found.write(folder)
+    phases = [
+        [name, f"{1000 * found.phases[name] / updates:,.1f}", f"{100 * share:.1f} %"]
+        for name, share in found.shares.items()
+    ]
+    print_table([f"phase of {updates} updates", "ms an update", "share"], phases, numeric=(1, 2))
+    print(f"in the model (forward, backward, optimiser): {100 * found.model_share:.1f} % of the time\n")
+    operators = [
+        [each.name, f"{each.calls:,.0f}", f"{each.milliseconds:,.1f}", f"{100 * each.share:.1f} %"]
+        for each in found.operators
+    ]
+    print_table(["operator", "calls an update", "ms an update", "share"], operators, numeric=(1, 2, 3))
+    print(f"written to {folder / PROFILE}")
 
 
 def _describe(recipe: "Recipe") -> None:
@@ -92,9 +153,11 @@ def _describe(recipe: "Recipe") -> None:
 
 def _files(recipe: "Recipe") -> dict[str, list[str]]:
     """Files and folders that the recipe reads, by what they are."""
+    from subquad.data.packages import HUB
+
     data = recipe.data
     files = {split: list(source.files) for split, source in data.splits.items() if not source.is_hub}
-    files |= {split: list(paths) for split, paths in data.images.items()}
+    files |= {split: [path for path in paths if not path.startswith(HUB)] for split, paths in data.images.items()}
     if data.folder is not None:
         files["folder"] = [data.folder]
     for name, config in (("tokenizer", data.tokenizer), ("target tokenizer", data.target_tokenizer)):

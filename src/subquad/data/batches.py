@@ -6,7 +6,7 @@ batch of an epoch; the order depends on the seed and the number of the epoch and
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from subquad.mixers.config import Options
 
 Batch = np.ndarray  # (samples,) int64: the numbers of the samples
+Item = TypeVar("Item")
 
 
 class Budget(Options):
@@ -155,7 +156,7 @@ class BatchPlan:
         return batches[cursor.batch :]
 
 
-def shard(batches: Sequence[Batch], rank: int, world: int) -> list[Batch]:
+def shard(batches: Sequence[Item], rank: int, world: int) -> list[Item]:
     """The batches of one of `world` ranks: every world-th one, so that a step uses neighbours of the common order.
 
     Shards differ by at most one batch.

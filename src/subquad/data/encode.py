@@ -35,6 +35,13 @@ class Rules:
     max_length: int | None = None
 
 
+def chosen(lengths: np.ndarray, rules: Rules) -> tuple[np.ndarray, Counter[str]]:
+    """Which samples stay, (n,) bool, and how many are skipped for which reason; `lengths` is (sides, n)."""
+    empty = (lengths == 0).any(0) & (not rules.keep_empty)
+    over_long = (lengths > rules.max_length).any(0) if rules.max_length is not None else np.zeros_like(empty)
+    return ~(empty | over_long), Counter({EMPTY: int(empty.sum()), OVER_LONG: int((over_long & ~empty).sum())})
+
+
 @dataclass
 class Encoded:
     """A chunk. For each side its tokens one after the other, the length of each sample, and how many are unknown."""
@@ -57,10 +64,8 @@ class Encoder:
         """first: number of the chunk's first sample, from 1, for messages."""
         sides = [self._side(tokenizer, first, chunk, i) for i, tokenizer in enumerate(self.tokenizers)]
         lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int64)
-        empty = (lengths == 0).any(0) & (not self.rules.keep_empty)
-        limit = self.rules.max_length
-        over_long = (lengths > limit).any(0) if limit is not None else np.zeros_like(empty)
-        kept = np.flatnonzero(~(empty | over_long))
+        mask, skipped = chosen(lengths, self.rules)
+        kept = np.flatnonzero(mask)
         tokens = []
         for side in sides:
             parts = [np.asarray(side[i], dtype=np.uint32) for i in kept]
@@ -69,7 +74,6 @@ class Encoder:
             int(np.count_nonzero(flat == tokenizer.unk)) if tokenizer.unk >= 0 else 0
             for flat, tokenizer in zip(tokens, self.tokenizers, strict=True)
         ]
-        skipped = Counter({EMPTY: int(empty.sum()), OVER_LONG: int((over_long & ~empty).sum())})
         return Encoded(tokens, list(lengths[:, kept]), unknown, len(chunk), skipped)
 
     def _side(self, tokenizer: Tokenizer, first: int, chunk: Chunk, side: int) -> list[list[int]]:

@@ -174,9 +174,9 @@ class SubwordCodes:
         self._cache: dict[str, list[str]] = {}
 
     def pieces(self, line: str) -> list[str]:
-        """The pieces of a line of words; all but the last of a word end with @@."""
+        """The pieces of a line of words; all but the last of a word end with @@. Only spaces stand between words."""
         pieces: list[str] = []
-        for word in line.split():
+        for word in filter(None, line.strip("\r\n ").split(" ")):
             if word not in self._cache:
                 if len(self._cache) > 200_000:
                     self._cache.clear()  # names and numbers never end; memory does

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from subquad.data.sources import TextSource, hub_data_set
+from subquad.data.packages import load_hub
+from subquad.data.sources import TextSource
 from subquad.files import checksum
 
 
@@ -22,6 +23,8 @@ def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> di
         status = Path(path).stat()
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder, a file is needed")
     quick = {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
     for record in known:
         if all(record.get(key) == value for key, value in quick.items()) and "sha256" in record:
@@ -32,7 +35,7 @@ def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> di
 def source_records(source: TextSource, known: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """What a source contains: one record for each file, or one for a hub data set."""
     if source.is_hub:
-        data_set = hub_data_set(source)
+        data_set = load_hub(source.files[0], source.subset, source.split)
         content = {"rows": len(data_set), "cache": str(getattr(data_set, "_fingerprint", ""))}
         return [{"path": source.files[0], "size": 0, "sha256": digest(content)}]
     known = list(known)

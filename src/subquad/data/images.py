@@ -1,4 +1,5 @@
-"""Labelled images: class folders, parquet and arrays. Unreadable ones are counted and reported, or raised by `strict`.
+"""Labelled images: class folders, parquet, arrays, the hub. Unreadable ones are counted and reported, or, with
+`strict`, raised.
 
 `open_images` finds out what a path holds. All sets have `len`, `[i] -> (image, label)`, `take(indices)`, `classes` and
 `skipped`, which maps every image that could not be read to the reason.
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from subquad.data.image_arrays import ArrayImages, check_labels, number_names, open_idx, open_npy, open_npz
+from subquad.data.packages import HUB, load_hub, optional_module
 
 # Pillow can open more, some with the help of other programs; data from elsewhere shall not reach those.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -38,11 +40,14 @@ class ImageSet(Protocol):
 
 
 def open_images(path: str | Path, *, classes: Sequence[str] | None = None, strict: bool = False) -> ImageSet:
-    """The images at `path`: class folders, parquet (a file, or a folder of them), .npz, .npy, MNIST's idx, a mosaic.
+    """The images at `path`: class folders, parquet (a file, or a folder of them), .npz, .npy, MNIST's idx, a mosaic, or
+    a data set of the hub with its split, `hub:NAME@train` (`hub:NAME:SUBSET@train` where it has several).
 
     classes: the names in the order of their numbers, where another set (the training part) fixes them. An image that
     cannot be read is left out by `take` and counted in `skipped`; with `strict` it is a ValueError.
     """
+    if str(path).startswith(HUB):
+        return HubImages(str(path), classes, strict)
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} does not exist: give a folder of class folders, or a parquet, npz, npy or idx file")
@@ -182,21 +187,10 @@ class FolderImages(EncodedImages):
         return self.files[index], str(self.files[index])
 
 
-class ParquetImages(EncodedImages):
-    """Tables with a column of encoded images (bytes, or the hub's {bytes, path}) and one of labels, held in memory."""
+class TableImages(EncodedImages):
+    """A table of pyarrow with a column of encoded images (bytes, or the hub's {bytes, path}) and one of labels."""
 
-    def __init__(self, files: Sequence[Path], classes: Sequence[str] | None = None, strict: bool = False) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet as parquet
-        except ModuleNotFoundError:
-            raise ValueError("reading parquet needs pyarrow: pip install 'subquad[hub]'") from None
-        name = str(files[0] if len(files) == 1 else files[0].parent)
-        try:
-            tables = [parquet.read_table(path) for path in files]
-            table = pyarrow.concat_tables(tables)
-        except (OSError, pyarrow.ArrowException) as error:
-            raise ValueError(f"{name} cannot be read as parquet: {error}") from None
+    def __init__(self, table: Any, classes: Sequence[str] | None, strict: bool, name: str) -> None:
         image = next((key for key in ("image", "img", "bytes") if key in table.column_names), None)
         label = next((key for key in ("label", "labels", "fine_label") if key in table.column_names), None)
         if image is None or label is None:
@@ -211,10 +205,42 @@ class ParquetImages(EncodedImages):
             classes = _hub_classes(table.schema.metadata or {}, label) or number_names(labels, None)
         super().__init__(labels.astype(np.int64), classes, strict, name)
 
-    def source(self, index: int) -> tuple[bytes, str]:
+    def source(self, index: int) -> tuple[Path | bytes, str]:
         value = self.column[index].as_py()
         content = value.get("bytes") if isinstance(value, dict) else value
         return content or b"", f"{self.name} row {index}"
+
+
+class ParquetImages(TableImages):
+    """Parquet files, held in memory."""
+
+    def __init__(self, files: Sequence[Path], classes: Sequence[str] | None = None, strict: bool = False) -> None:
+        name = str(files[0] if len(files) == 1 else files[0].parent)
+        pyarrow, parquet = (optional_module(module, f"{name}: parquet") for module in ("pyarrow", "pyarrow.parquet"))
+        try:
+            table = pyarrow.concat_tables([parquet.read_table(path) for path in files])
+        except (OSError, pyarrow.ArrowException) as error:
+            raise ValueError(f"{name} cannot be read as parquet: {error}") from None
+        super().__init__(table, classes, strict, name)
+
+
+class HubImages(TableImages):
+    """A split of a data set of the hub, `hub:NAME@SPLIT`, in files that the library `datasets` keeps."""
+
+    def __init__(self, name: str, classes: Sequence[str] | None = None, strict: bool = False) -> None:
+        whole, at, split = name.rpartition("@")
+        if not at or not split:
+            raise ValueError(f"{name}: a data set of the hub is named with its split, such as {name}@train")
+        data_set, _, subset = whole.removeprefix(HUB).partition(":")
+        table = load_hub(f"{HUB}{data_set}", subset or None, split).with_format("arrow")[:]
+        super().__init__(table, classes, strict, name)
+
+    def source(self, index: int) -> tuple[Path | bytes, str]:
+        content, name = super().source(index)
+        if content:
+            return content, name
+        path = self.column[index].as_py()["path"]  # of an image folder, the library keeps only where files are
+        return Path(path), path
 
 
 def _hub_classes(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
@@ -226,4 +252,13 @@ def _hub_classes(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
         return None
 
 
-__all__ = ["ArrayImages", "FolderImages", "ImageSet", "ParquetImages", "UnreadableImage", "decode", "open_images"]
+__all__ = [
+    "ArrayImages",
+    "FolderImages",
+    "HubImages",
+    "ImageSet",
+    "ParquetImages",
+    "UnreadableImage",
+    "decode",
+    "open_images",
+]

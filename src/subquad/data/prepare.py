@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from subquad.data.encode import EMPTY, OVER_LONG, Rules, encoded_chunks
+from subquad.data.encode import EMPTY, OVER_LONG, Encoded, Rules, encoded_chunks
 from subquad.data.fingerprints import digest, file_record, reading, source_records
 from subquad.data.prepared import DESCRIPTION, FORMAT, SIDES, Prepared, open_prepared
 from subquad.data.simple_tokenizers import LabelTokenizer
 from subquad.data.sources import Position, TextSource, read_samples
 from subquad.data.store import TokenStore, TokenWriter, dtype_for, remove_store
+from subquad.data.token_arrays import array_chunks
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
 from subquad.files import write_json
 from subquad.mixers.config import Options
@@ -61,6 +62,11 @@ class TextDataConfig(Options):
         for config in (self.tokenizer, self.target_tokenizer):
             if config is not None and config.reads_lines and "train" not in self.splits:
                 raise ValueError(f"tokenizer {config.kind} is trained on the split `train`, which is missing")
+            if config is not None and config.reads_lines and self.splits["train"].is_ids:
+                raise ValueError(
+                    f"tokenizer {config.kind} is trained on text, but `train` holds numbers of tokens: give the "
+                    "tokenizer that made them (kind file, sentencepiece, saved, ...), or kind ids and vocab_size"
+                )
         if self.task == "classification" and "train" not in self.splits:
             raise ValueError("the classes are those of the split `train`, which is missing")
 
@@ -230,8 +236,6 @@ class _Preparation:
         sides = self.config.sides
         vocabularies = [self.description["sides"][side] for side in sides]
         meter = _Meter(name, self.records[name], self.report)
-        samples = read_samples(self.config.splits[name], sides, meter.position)
-        folders = [self.folder / vocabulary for vocabulary in vocabularies]
         read, unknown, skipped = 0, Counter[str](), Counter({EMPTY: 0, OVER_LONG: 0})
         with ExitStack() as stack:
             writers = []
@@ -241,7 +245,7 @@ class _Preparation:
                 meta["input"] = [record["sha256"] for record in self.records[name]]
                 path = self.folder / f"{name}.{side}"
                 writers.append(stack.enter_context(TokenWriter(path, dtype_for(tokenizer["size"]), meta)))
-            for chunk in encoded_chunks(samples, folders, self.config.rules, self._workers(name)):
+            for chunk in self._chunks(name, vocabularies, meter.position):
                 for i, writer in enumerate(writers):
                     writer.add_many(chunk.tokens[i], chunk.lengths[i])
                     unknown[sides[i]] += chunk.unknown[i]
@@ -255,6 +259,16 @@ class _Preparation:
         unknowns = {side: unknown[side] for side in sides}
         counts = {"read": read, "samples": writers[0].count, "skipped": dict(skipped)}
         return {**counts, "tokens": tokens, "unknown": unknowns}
+
+    def _chunks(self, name: str, vocabularies: list[str], position: Position) -> Iterator[Encoded]:
+        source, sides, rules = self.config.splits[name], self.config.sides, self.config.rules
+        folders = [self.folder / vocabulary for vocabulary in vocabularies]
+        if not source.is_ids:
+            return encoded_chunks(read_samples(source, sides, position), folders, rules, self._workers(name))
+        if len(source.files) != len(sides):
+            files = ", ".join(source.files)
+            raise ValueError(f"{len(sides)} files of token numbers are needed ({', '.join(sides)}); got {files}")
+        return array_chunks(source.files, [load_tokenizer(folder) for folder in folders], rules)
 
     def _workers(self, name: str) -> int:
         if self.workers is not None:

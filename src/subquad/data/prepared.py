@@ -39,6 +39,14 @@ class Prepared:
     def splits(self) -> tuple[str, ...]:
         return tuple(self.description["splits"])
 
+    def skipped(self) -> dict[str, str]:
+        """How many samples of a split were skipped and why, in words; splits without such are left out."""
+        found = {}
+        for name, split in self.description["splits"].items():
+            if reasons := [f"{count:,} {reason}" for reason, count in split["skipped"].items() if count]:
+                found[name] = ", ".join(reasons)
+        return found
+
     def store(self, split: str, side: str) -> TokenStore:
         for what, name, known in (("split", split, self.splits), ("side", side, self.sides)):
             if name not in known:

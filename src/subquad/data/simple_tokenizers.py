@@ -1,4 +1,4 @@
-"""Tokenizers that need no search: bytes, characters, words, words in pieces as fairseq reads them, and labels."""
+"""Tokenizers that need no search: bytes, characters, words, words in pieces as fairseq has them, numbers, labels."""
 
 import json
 from collections import Counter
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from subquad.data.fairseq_text import FairseqDictionary, SubwordCodes, post_process
-from subquad.data.sources import optional_module
+from subquad.data.packages import optional_module
 from subquad.data.tokenizer_base import SPECIAL_SYMBOLS, UNK, Tokenizer, decoded_text
 from subquad.mixers.config import nearest
 
@@ -99,6 +99,10 @@ class WordTokenizer(Tokenizer):
             words.update(line.split())
         return cls(FairseqDictionary.of_words(words, min_count, vocab_size or -1, multiple))
 
+    def words(self, text: str) -> str:
+        """The text with spaces between its words, as it is before words become numbers."""
+        return text
+
     def encode(self, text: str) -> list[int]:
         numbers = self._numbers
         return [numbers.get(word, UNK) for word in text.split()]
@@ -151,8 +155,12 @@ class MosesTokenizer(WordTokenizer):
             pieces.update(bare.pieces(line))
         return cls(codes, FairseqDictionary.of_words(pieces, min_count, vocab_size or -1, multiple), language)
 
+    def words(self, text: str) -> str:
+        return text if self._moses is None else self._moses.tokenize(text)
+
     def pieces(self, text: str) -> list[str]:
-        return self.codes.pieces(text if self._moses is None else self._moses.tokenize(text))
+        # A line of pieces is read as fairseq reads it: at any whitespace, not only at what the codes take for it.
+        return " ".join(self.codes.pieces(self.words(text))).split()
 
     def encode(self, text: str) -> list[int]:
         numbers = self._numbers
@@ -178,7 +186,7 @@ class _Moses:
     """sacremoses with fairseq's settings: dashes split, special characters escaped."""
 
     def __init__(self, language: str) -> None:
-        sacremoses = optional_module("sacremoses", "tokenizer moses-bpe with a language", "sacremoses")
+        sacremoses = optional_module("sacremoses", "tokenizer moses-bpe with a language", "'subquad[text]'")
         self._tokenizer = sacremoses.MosesTokenizer(language)
         self._detokenizer = sacremoses.MosesDetokenizer(language)
 
@@ -187,6 +195,42 @@ class _Moses:
 
     def detokenize(self, text: str) -> str:
         return self._detokenizer.detokenize(text.split())
+
+
+class IdsTokenizer(Tokenizer):
+    """Numbers as they are: a text is a line of them. What they stand for is known elsewhere."""
+
+    kind = "ids"
+
+    def __init__(self, size: int, numbers: Mapping[str, int]) -> None:
+        """numbers: of `pad` and `eos`, and of `bos` and `unk` where there are such."""
+        self.size, self.numbers = size, dict(numbers)
+        self.bos, self.pad = numbers.get("bos", -1), numbers["pad"]
+        self.eos, self.unk = numbers["eos"], numbers.get("unk", -1)
+
+    def encode(self, text: str) -> list[int]:
+        return [self._number(word) for word in text.split()]
+
+    def _number(self, word: str) -> int:
+        if not (word.isascii() and word.isdigit() and int(word) < self.size):
+            raise ValueError(f"{word!r} is no number of the vocabulary, which are 0 to {self.size - 1}")
+        return int(word)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(map(str, self._text_ids(ids)))
+
+    def symbol(self, number: int) -> str:
+        return str(number)
+
+    def settings(self) -> dict[str, Any]:
+        return {"size": self.size, "numbers": self.numbers}
+
+    def files(self) -> dict[str, bytes]:
+        return {}
+
+    @classmethod
+    def restore(cls, settings: Mapping[str, Any], files: Mapping[str, bytes]) -> Self:  # noqa: ARG003
+        return cls(settings["size"], settings["numbers"])
 
 
 class LabelTokenizer(Tokenizer):

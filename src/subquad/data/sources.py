@@ -6,7 +6,6 @@ what other programs take for line ends (U+2028, form feeds) stays inside. Mistak
 
 import csv
 import gzip
-import importlib
 import itertools
 import json
 import zlib
@@ -17,17 +16,19 @@ from typing import IO, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
+from subquad.data.packages import HUB, load_hub, optional_module
 from subquad.mixers.config import Options, nearest
 
-HUB = "hub:"
 GZIP_MAGIC = b"\x1f\x8b"
-Format = Literal["text", "tsv", "csv", "jsonl", "parquet"]
+Format = Literal["text", "tsv", "csv", "jsonl", "parquet", "ids"]
 SUFFIXES: dict[str, Format] = {
     ".tsv": "tsv",
     ".csv": "csv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".parquet": "parquet",
+    ".npy": "ids",
+    ".npz": "ids",
 }
 
 
@@ -35,7 +36,9 @@ class TextSource(Options):
     """Files of samples. A string is one file, a list of strings is several."""
 
     files: tuple[str, ...] = Field(
-        min_length=1, description="one text file for each field, one table, or hub:NAME for a data set of the hub"
+        min_length=1,
+        description="one text file (or .npy, .npz of token numbers) for each field, one table, or hub:NAME for a data "
+        "set of the hub",
     )
     columns: tuple[int | str, ...] = Field(
         (), description="of a table: a name or a number from 1 for each field; default: the first ones"
@@ -59,6 +62,11 @@ class TextSource(Options):
         return self.files[0].startswith(HUB)
 
     @property
+    def is_ids(self) -> bool:
+        """Whether the files hold numbers of tokens instead of text."""
+        return not self.is_hub and self.kind == "ids"
+
+    @property
     def kind(self) -> Format:
         """The format of the files."""
         name = Path(self.files[0]).name.lower().removesuffix(".gz")
@@ -70,7 +78,7 @@ class TextSource(Options):
                 raise ValueError(f"{self.files[0]}: a hub data set is one name with a split, such as split=train")
         elif self.subset is not None or self.split is not None:
             raise ValueError(f"subset and split belong to hub data sets ({HUB}NAME), not to files")
-        elif self.kind != "text" and len(self.files) > 1:
+        elif self.kind not in ("text", "ids") and len(self.files) > 1:
             raise ValueError(f"{self.files[0]}: a {self.kind} table is one file; its columns are the fields")
         if any(isinstance(column, int) and column < 1 for column in self.columns):
             raise ValueError(f"columns are numbered from 1, got {list(self.columns)}")
@@ -101,7 +109,8 @@ class Position:
 
     def leave(self, file: IO[bytes]) -> None:
         self._open.remove(file)
-        self._closed += file.tell()
+        if not file.closed:  # a reader that an error left behind may be collected after its file
+            self._closed += file.tell()
 
     @property
     def bytes(self) -> int:
@@ -122,6 +131,8 @@ def read_samples(
     source: TextSource, fields: Sequence[str], position: Position | None = None
 ) -> Iterator[tuple[str, ...]]:
     """Samples with one string for each of `fields`. No samples at all is an error."""
+    if source.is_ids:
+        raise ValueError(f"{source.files[0]} holds numbers of tokens, where text is needed")
     if source.is_hub or source.kind != "text":
         samples = _table(source, fields, position)
     elif source.columns or source.header is not None:
@@ -303,19 +314,5 @@ def _parquet_rows(path: str) -> Iterator[Row]:
 
 
 def _hub_rows(source: TextSource) -> Iterator[Row]:
-    for number, row in enumerate(hub_data_set(source), 1):
+    for number, row in enumerate(load_hub(source.files[0], source.subset, source.split), 1):
         yield f"{source.files[0]}, sample {number}", row
-
-
-def hub_data_set(source: TextSource) -> Any:
-    """The data set that the user named, through the library `datasets`: the only thing here that may use a network."""
-    datasets = optional_module("datasets", source.files[0])
-    return datasets.load_dataset(source.files[0].removeprefix(HUB), source.subset, split=source.split)
-
-
-def optional_module(name: str, what: str, install: str = "'subquad[hub]'") -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.split(".")[0]
-        raise ValueError(f"{what} needs the package {package}: pip install {install}") from None

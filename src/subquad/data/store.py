@@ -68,13 +68,16 @@ class TokenWriter:
         limit = np.iinfo(DTYPES[self.dtype]).max
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) <= limit:
             raise ValueError(f"{self.path}: tokens must be 0 to {limit} to be stored as {self.dtype}")
-        self._buffer.append(tokens.astype(DTYPES[self.dtype]))
         self._ends.append(self.total + np.cumsum(lengths, dtype=np.int64))
+        self._buffered += len(lengths)
+        for start in range(0, len(tokens), BUFFERED_TOKENS):  # a single sentence may be larger than memory
+            piece = tokens[start : start + BUFFERED_TOKENS]
+            self._buffer.append(piece.astype(DTYPES[self.dtype]))
+            self._buffered += len(piece)
+            if self._buffered >= BUFFERED_TOKENS:
+                self._flush()
         self.count += len(lengths)
         self.total += len(tokens)
-        self._buffered += len(tokens) + len(lengths)
-        if self._buffered >= BUFFERED_TOKENS:
-            self._flush()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -106,6 +109,7 @@ class TokenWriter:
     def _flush(self) -> None:
         if self._buffer:
             self._write("tokens", np.concatenate(self._buffer))
+        if self._ends:
             self._write("index", np.concatenate(self._ends).astype(OFFSET))
         self._buffer, self._ends, self._buffered = [], [], 0
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from subquad.data.sources import optional_module
+from subquad.data.packages import optional_module
 from subquad.data.tokenizer_base import SPECIAL_SYMBOLS, Tokenizer
 
 ROLES = ("bos", "pad", "eos", "unk")
@@ -115,7 +115,7 @@ class SentencePieceTokenizer(Tokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes) -> None:
-        sentencepiece = optional_module("sentencepiece", "tokenizer sentencepiece", "sentencepiece")
+        sentencepiece = optional_module("sentencepiece", "tokenizer sentencepiece", "'subquad[text]'")
         self._model = model
         try:
             self._engine = sentencepiece.SentencePieceProcessor(model_proto=model)

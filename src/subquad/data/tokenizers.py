@@ -7,6 +7,7 @@
     file            a tokenizer.json of the library `tokenizers`
     sentencepiece   a .model file (needs the package sentencepiece)
     moses-bpe       moses tokenisation, subword-nmt codes, and fairseq's dictionary (needs sacremoses)
+    ids             numbers, for data that was tokenised elsewhere
     saved           a folder that `save` wrote
 
 Whether two languages share a vocabulary is decided by the lines that a tokenizer is trained on.
@@ -23,6 +24,7 @@ from subquad.data.fairseq_text import FairseqDictionary
 from subquad.data.simple_tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
+    IdsTokenizer,
     LabelTokenizer,
     MosesTokenizer,
     WordTokenizer,
@@ -33,7 +35,7 @@ from subquad.mixers.config import Options, nearest
 
 __all__ = ["Tokenizer", "TokenizerConfig", "load_tokenizer", "train_tokenizer"]
 
-Kind = Literal["bpe", "unigram", "bytes", "characters", "words", "file", "sentencepiece", "moses-bpe", "saved"]
+Kind = Literal["bpe", "unigram", "bytes", "characters", "words", "file", "sentencepiece", "moses-bpe", "ids", "saved"]
 TAKES: dict[str, set[str]] = {
     "bpe": {"vocab_size"},
     "unigram": {"vocab_size"},
@@ -43,11 +45,13 @@ TAKES: dict[str, set[str]] = {
     "file": {"path", "symbols"},
     "sentencepiece": {"path"},
     "moses-bpe": {"codes", "dictionary", "language", "vocab_size", "min_count", "multiple"},
+    "ids": {"vocab_size", "numbers"},
     "saved": {"path"},
 }
 CLASSES = (
     ByteTokenizer,
     CharacterTokenizer,
+    IdsTokenizer,
     LabelTokenizer,
     MosesTokenizer,
     SentencePieceTokenizer,
@@ -70,6 +74,9 @@ class TokenizerConfig(Options):
     symbols: dict[str, str] = Field(
         default_factory=dict, description="how a tokenizer.json spells bos, pad, eos and unk; default: by usual names"
     )
+    numbers: dict[str, int] = Field(
+        default_factory=dict, description="of ids: which numbers are pad and eos, and bos and unk where there are such"
+    )
     codes: str | None = Field(None, description="file of subword-nmt codes")
     dictionary: str | None = Field(None, description="fairseq's dict.txt; default: made from the lines")
     language: str | None = Field(None, description="for moses tokenisation; null: the text is tokenised already")
@@ -87,9 +94,22 @@ class TokenizerConfig(Options):
             raise ValueError(
                 f"tokenizer {self.kind} needs vocab_size {SMALLEST} or more: 256 bytes and 4 special symbols"
             )
-        for role in self.symbols:
+        if self.kind == "ids":
+            self._check_numbers()
+        for role in (*self.symbols, *self.numbers):
             if role not in ROLES:
                 raise ValueError(f"symbols are {', '.join(ROLES)}, not {role!r}{nearest(role, ROLES)}")
+
+    def _check_numbers(self) -> None:
+        if self.vocab_size is None or not {"pad", "eos"} <= self.numbers.keys():
+            raise ValueError("tokenizer ids needs vocab_size and numbers, such as numbers: {pad: 1, eos: 2}")
+        for role, number in self.numbers.items():
+            if not 0 <= number < self.vocab_size:
+                raise ValueError(
+                    f"numbers.{role} is {number}; a vocabulary of {self.vocab_size} has 0 to {self.vocab_size - 1}"
+                )
+        if self.numbers["pad"] == self.numbers["eos"]:
+            raise ValueError("numbers.pad and numbers.eos must differ: what is padding is not learned")
 
     def _defaults(self) -> set[str]:
         """Options that say what they would say anyway, as in a config that was written out in full."""
@@ -158,5 +178,6 @@ LOADED: dict[str, Callable[[TokenizerConfig], Tokenizer]] = {
     "file": _load_json,
     "sentencepiece": lambda config: SentencePieceTokenizer(file_bytes(str(config.path))),
     "moses-bpe": _load_moses,
+    "ids": lambda config: IdsTokenizer(int(config.vocab_size or 0), config.numbers),
     "saved": lambda config: load_tokenizer(str(config.path)),
 }

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,8 +16,13 @@ import torch
 from torch import Tensor
 
 from subquad.data.batches import Batch, Budget
+from subquad.data.tokenizers import Tokenizer
+from subquad.files import write_json
 from subquad.models import Model
 from subquad.tasks.losses import Loss
+
+INPUTS, TOKENIZERS = "inputs.json", "tokenizers"
+INPUTS_FORMAT = 1
 
 
 class Samples(Protocol):
@@ -25,8 +31,11 @@ class Samples(Protocol):
     sizes: tuple[np.ndarray, ...]
     """Tokens of every sample, eos included: one array for each side."""
 
-    def batch(self, numbers: Batch) -> dict[str, Tensor]:
-        """The samples of these numbers as tensors; padding is True where there is nothing."""
+    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
+        """The samples of these numbers as tensors; padding is True where there is nothing.
+
+        seed: of the random choices, where there are any; the result depends on nothing else. Threads call it at once.
+        """
         ...
 
 
@@ -67,6 +76,21 @@ class Task(ABC):
     @abstractmethod
     def budget(self, budget: Budget) -> Budget:
         """The limits of a batch, where the task knows better than the recipe's defaults."""
+
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        """The tokenizers of inputs and outputs, by side; a task without text has none."""
+        return {}
+
+    def inputs(self) -> dict[str, Any]:
+        """What else turns raw inputs into the model's and its outputs into words, as plain data."""
+        return {}
+
+    def save_inputs(self, folder: Path) -> None:
+        """Writes inputs.json and tokenizers/ beside the weights, so that using the model needs no training data."""
+        for side, tokenizer in self.tokenizers().items():
+            tokenizer.save(folder / TOKENIZERS / side)
+        described = {"format": INPUTS_FORMAT, "task": self.name, "model": self.model_options(), **self.inputs()}
+        write_json(folder / INPUTS, described)
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         """Numbers for people from sums over `count` targets."""

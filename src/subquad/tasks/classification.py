@@ -2,14 +2,14 @@
 
 With augmentation options, training images go through DeiT's transforms and the others through those of evaluation.
 Without, images are taken as they are (arrays of one size) and normalised by the mean and deviation of the training
-images; nothing beside numpy is needed then. Every random choice of a batch comes from a generator that torch's global
-one seeds, so a resumed run makes the batches of the uninterrupted one.
+images; nothing beside numpy is needed then. Every random choice of a batch comes from a generator of its own, with the
+seed that the trainer gives it, so a resumed run makes the batches of the uninterrupted one.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from subquad.data.augment import AugmentOptions, EvalTransform, TrainTransform
 from subquad.data.batches import Batch, Budget
 from subquad.data.images import ImageSet
 from subquad.data.mixing import MixingOptions, mix
+from subquad.evaluate.accuracy import class_ranks
 from subquad.models import Model
 from subquad.tasks.base import StepLoss, Task
 from subquad.tasks.losses import class_loss
@@ -30,7 +31,17 @@ NAMED = 3  # unreadable images that a batch's warning names
 class Standardise:
     """Arrays (C, H, W) with the mean of the training images taken out, over their deviation, for every channel."""
 
-    def __init__(self, images: ImageSet) -> None:
+    kind = "standardise"
+
+    def __init__(self, shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float]) -> None:
+        """shape: (C, H, W) of every image; mean and std: one number for each channel."""
+        self.shape = tuple(shape)
+        self.mean = torch.tensor(mean, dtype=torch.float32)[:, None, None]
+        self.std = torch.tensor(std, dtype=torch.float32)[:, None, None]
+
+    @classmethod
+    def of(cls, images: ImageSet) -> Self:
+        """With the mean and deviation of these images."""
         first = images[0][0]
         if not isinstance(first, np.ndarray):
             raise ValueError("encoded images may have any size: give data.augment, with the size that the model reads")
@@ -44,9 +55,12 @@ class Standardise:
         mean = total / count
         std = np.sqrt(np.maximum(squares / count - mean**2, 0))
         std[std == 0] = 1  # a channel that never changes says nothing
-        self.shape = first.shape
-        self.mean = torch.from_numpy(mean.astype(np.float32))[:, None, None]
-        self.std = torch.from_numpy(std.astype(np.float32))[:, None, None]
+        return cls(first.shape, mean.tolist(), std.tolist())
+
+    def described(self) -> dict[str, Any]:
+        """Plain data from which `transform_from` makes it again."""
+        mean, std = self.mean.flatten().tolist(), self.std.flatten().tolist()
+        return {"kind": self.kind, "shape": list(self.shape), "mean": mean, "std": std}
 
     def __call__(self, image: np.ndarray, generator: torch.Generator | None) -> Tensor:  # noqa: ARG002
         return (torch.from_numpy(_unit(image)) - self.mean) / self.std
@@ -61,12 +75,27 @@ def _unit(image: np.ndarray) -> np.ndarray:
 class Augmented:
     """The transforms of training where a generator is given, else those of evaluation."""
 
+    kind = "augmented"
+
     def __init__(self, options: AugmentOptions) -> None:
+        self.options = options
         self.training, self.evaluation = TrainTransform(options), EvalTransform(options)
         self.shape = (len(options.mean), options.size, options.size)
 
     def __call__(self, image: Any, generator: torch.Generator | None) -> Tensor:
         return self.evaluation(image) if generator is None else self.training(image, generator)
+
+    def described(self) -> dict[str, Any]:
+        """Plain data from which `transform_from` makes it again."""
+        return {"kind": self.kind, "options": self.options.model_dump(mode="json")}
+
+
+def transform_from(described: Mapping[str, Any]) -> Standardise | Augmented:
+    """The transform that gave `described()`."""
+    if described["kind"] == Augmented.kind:
+        return Augmented(AugmentOptions.parse("transform", described["options"]))
+    assert described["kind"] == Standardise.kind, described["kind"]
+    return Standardise(described["shape"], described["mean"], described["std"])
 
 
 class ImageSamples:
@@ -85,12 +114,12 @@ class ImageSamples:
         self.mixing, self.repeated = (mixing, repeated) if training else (None, 1)
         self.sizes: tuple[np.ndarray, ...] = (np.ones(len(images), np.int64),)
 
-    def batch(self, numbers: Batch) -> dict[str, Tensor]:
+    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
         """images (B, C, H, W); labels (B,); after mixing also targets (B, classes). Unreadable images are left out."""
         # A batch of repeated augmentation shows its first images several times instead of the others: batches are
         # random, so an epoch shows a random part of the images.
         taken = self._take(np.repeat(numbers, self.repeated)[: len(numbers)])
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ()))) if self.training else None
+        generator = torch.Generator().manual_seed(seed) if self.training else None
         images = torch.empty(len(taken), *self.transform.shape)
         for place, (image, _) in enumerate(taken):
             made = self.transform(image, generator)
@@ -132,7 +161,7 @@ class ClassificationTask(Task):
         """smoothing: of labels; that of mixed targets is an option of mixing."""
         super().__init__(smoothing, aux_weight)
         self.splits, self.mixing, self.repeated = splits, mixing, repeated
-        self.transform = Standardise(splits["train"]) if augment is None else Augmented(augment)
+        self.transform = Standardise.of(splits["train"]) if augment is None else Augmented(augment)
 
     def samples(self, split: str, training: bool) -> ImageSamples:
         if split not in self.splits:
@@ -144,6 +173,9 @@ class ClassificationTask(Task):
         if height != width:
             raise ValueError(f"images of {width} x {height} pixels are not square: give data.augment, with a size")
         return {"classes": len(self.splits["train"].classes), "channels": channels, "image_size": height}
+
+    def inputs(self) -> dict[str, Any]:
+        return {"classes": list(self.splits["train"].classes), "transform": self.transform.described()}
 
     def budget(self, budget: Budget) -> Budget:
         """Images count by number: max_tokens would be that of sequences."""
@@ -157,8 +189,8 @@ class ClassificationTask(Task):
         else:
             loss = class_loss(logits, labels, smoothing=self.smoothing)
         found = self.with_aux(loss, aux)
-        best = logits.detach().topk(min(5, logits.shape[1]), -1).indices == labels[:, None]
-        hits = {"top1": float(best[:, 0].sum()), "top5": float(best.any(1).sum())}
+        ranks = class_ranks(logits.detach(), labels)
+        hits = {"top1": float((ranks < 1).sum()), "top5": float((ranks < 5).sum())}
         return replace(found, sums=found.sums | hits)
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:

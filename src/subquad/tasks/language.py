@@ -9,10 +9,11 @@ from torch import Tensor
 from subquad.data.batches import Batch, Budget
 from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
 from subquad.data.prepare import Prepared
+from subquad.data.tokenizers import Tokenizer
 from subquad.models import LanguageModel, Model
 from subquad.models.base import mean_aux
 from subquad.tasks.base import StepLoss, Task, with_perplexity
-from subquad.tasks.losses import word_loss
+from subquad.tasks.losses import losses_by_row, word_loss
 
 
 class BlockSamples:
@@ -22,9 +23,15 @@ class BlockSamples:
         self.blocks, self.pad = blocks, pad
         self.sizes: tuple[np.ndarray, ...] = (blocks.sizes,)
 
-    def batch(self, numbers: Batch) -> dict[str, Tensor]:
+    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
         batch = collate_blocks([self.blocks[int(i)] for i in numbers], self.pad)
         return {"inputs": batch.inputs, "targets": batch.targets}
+
+
+def block_losses(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
+    """[summed nll, number of targets] of every block of a batch; targets that are padding do not count."""
+    x, _, _ = model.features(batch["inputs"])
+    return losses_by_row(model.head, x, batch["targets"], pad=pad)
 
 
 class LanguageTask(Task):
@@ -40,6 +47,9 @@ class LanguageTask(Task):
 
     def model_options(self) -> dict[str, Any]:
         return {"vocab": self.tokenizer.size, "embedding": {"pad": self.tokenizer.pad}}
+
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        return {"text": self.tokenizer}
 
     def budget(self, budget: Budget) -> Budget:
         return budget

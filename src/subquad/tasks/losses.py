@@ -56,6 +56,14 @@ def word_loss(
     return Loss(total, nll.detach(), count)
 
 
+def losses_by_row(
+    head: WordHead | AdaptiveHead, features: Tensor, target: Tensor, *, pad: int = 1
+) -> list[list[float]]:
+    """[nll, number of targets] of every row: features (rows, time, dim), target (rows, time); nll is summed."""
+    losses = [word_loss(head, row, words, pad=pad) for row, words in zip(features, target, strict=True)]
+    return [[float(loss.nll), float(loss.count)] for loss in losses]
+
+
 def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float = 0.0) -> Loss:
     """The same from logits (..., vocab) of target words (...); one buffer holds probabilities, then gradients."""
     logits, target = _without_padding(logits.flatten(0, -2), target.flatten(), pad)

@@ -71,16 +71,28 @@ def save_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _clean(folder)
-    final = folder / f"{PREFIX}{checkpoint.state.update:09d}"
-    temporary = folder / f".new-{final.name}"
-    temporary.mkdir()
     tensors = {MODEL: checkpoint.model, OPTIMIZER: checkpoint.optimizer, RNG: checkpoint.rng}
     if checkpoint.ema is not None:
         tensors[EMA] = checkpoint.ema
+    return _save(folder / f"{PREFIX}{checkpoint.state.update:09d}", tensors, checkpoint.state)
+
+
+def save_weights(final: Path, weights: Mapping[str, Tensor], state: TrainState) -> Path:
+    """A checkpoint of weights alone, which can be used, but not be trained on; it stays until it is removed."""
+    if final.name.startswith((PREFIX, ".")):
+        raise ValueError(f"{final.name!r} would be taken for a checkpoint of training; give another name")
+    return _save(final, {MODEL: weights}, state)
+
+
+def _save(final: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: TrainState) -> Path:
+    folder = final.parent
+    temporary = folder / f".new-{final.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     for name, content in tensors.items():
         _write(temporary / name, partial(save_file, separate(content)))
-    state = {"format": FORMAT, **asdict(checkpoint.state)}
-    _write(temporary / STATE, lambda path: path.write_text(json.dumps(state, indent=2) + "\n"))
+    described = {"format": FORMAT, **asdict(state)}
+    _write(temporary / STATE, lambda path: path.write_text(json.dumps(described, indent=2) + "\n"))
     sums = {name: checksum(temporary / name) for name in (*tensors, STATE)}
     _write(temporary / CHECKSUMS, lambda path: path.write_text(json.dumps(sums, indent=2) + "\n"))
     if final.exists():  # a folder cannot be replaced in one step; `_clean` puts the old one back after a crash here
@@ -131,6 +143,14 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         rng=_tensors(path / RNG),
         ema=_tensors(path / EMA) if (path / EMA).exists() else None,
     )
+
+
+def load_weights_of(path: str | Path) -> dict[str, Tensor]:
+    """The weights that validation used: the moving average where one is kept."""
+    path = Path(path)
+    name = EMA if (path / EMA).exists() else MODEL
+    verify(path, [name, STATE])
+    return _tensors(path / name)
 
 
 def verify(path: Path, only: Sequence[str] | None = None) -> None:

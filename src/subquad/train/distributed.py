@@ -1,18 +1,20 @@
-"""Several processes on one update, as torchrun starts them: each takes some of its batches, gradients are summed.
+"""Several processes on one update, as torchrun starts them: each takes some of its batches, and numbers are summed.
 
 A process of its own is the first of one. Sums run over all processes, so that what follows (division by the targets,
-clipping, the optimiser) is the same everywhere: the processes' weights stay equal to the bit.
+clipping, the optimiser) is the same everywhere: the processes' weights stay equal to the bit. `parallel` says how
+gradients are summed.
 """
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,16 @@ class Workers:
         if self.world == 1:
             return dict(values)
         sums: dict[str, float] = {}
-        for numbers in self._everyones(json.dumps(dict(values)).encode()):
-            for name, value in json.loads(numbers).items():
+        for numbers in self.everyones(dict(values)):
+            for name, value in numbers.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Gradients become their sums over all processes; where one has none, it counts as 0."""
+    def everyones(self, content: Any) -> list[Any]:
+        """What each process gave, by rank; content: anything that JSON can hold."""
         if self.world == 1:
-            return
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        flat = torch.cat([_gradient(parameter).flatten() for parameter in trained])
-        dist.all_reduce(flat)
-        for parameter, part in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
-            parameter.grad = part.view_as(parameter)
+            return [content]
+        return [json.loads(given) for given in self._everyones(json.dumps(content).encode())]
 
     def gather(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """This process's tensors and, under `prefix` and their rank, those of the others."""
@@ -75,8 +73,29 @@ class Workers:
         return [bytes(part[: int(size)].cpu().numpy()) for part, size in zip(parts, sizes, strict=True)]
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+ALONE = Workers()
+
+
+def whole(value: Tensor) -> Tensor:
+    """A sharded tensor (FSDP2) gathered, which all processes must do at once; another as it is."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+def local(value: Tensor) -> Tensor:
+    """This process's part of a sharded tensor, in the same memory; another as it is."""
+    return value.to_local() if hasattr(value, "to_local") else value
+
+
+def placed_like(value: Tensor, like: Tensor) -> Tensor:
+    """A copy of a whole tensor on the device of `like`, and sharded as it is."""
+    value = value.to(like.device, copy=True)
+    if not hasattr(like, "full_tensor"):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    # every process has the same tensor: each takes its part, and nothing is sent
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def join() -> Workers:

@@ -234,12 +234,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def save_failure(
     folder: Path, batch: Batch, rng: Mapping[str, Tensor], report: Mapping[str, Any], model: nn.Module
 ) -> None:
-    """Writes a batch, the generators' states before it, the weights (unless they are sharded) and a report in JSON."""
+    """Writes a batch, the generators' states before it, the weights and a report in JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"batch.{key}": value for key, value in batch.items()}
     tensors |= {f"rng.{key}": value for key, value in rng.items()}
-    weights = {key: value for key, value in model.state_dict().items() if not hasattr(value, "full_tensor")}
-    for name, content in ((TENSORS, tensors), (WEIGHTS, weights)):
+    for name, content in ((TENSORS, tensors), (WEIGHTS, model.state_dict())):
         temporary = folder / f".{name}.{os.getpid()}"
         save_file(separate(content), temporary)
         replace_synced(temporary, folder / name)

@@ -11,8 +11,10 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +24,7 @@ import torch
 from pydantic import Field
 
 from subquad.mixers.config import Options
+from subquad.train.artifacts import IDENTITY, import_wandb, missing, run_artifact
 
 RESUMED = "resumed"
 
@@ -86,7 +89,9 @@ class TrackConfig(Options):
     tensorboard: bool = Field(False, description="write TensorBoard events into the run directory")
     wandb: str | None = Field(None, description="the Weights & Biases project to report to")
     wandb_mode: Literal["online", "offline"] = Field("online", description="offline: write files only")
-    wandb_artifacts: bool = Field(False, description="store checkpoints as Weights & Biases artifacts")
+    wandb_artifacts: bool = Field(
+        False, description="at the end, store the best checkpoint as a Weights & Biases artifact"
+    )
 
 
 class Tracker(Protocol):
@@ -94,8 +99,8 @@ class Tracker(Protocol):
 
     def log(self, event: str, update: int, values: Mapping[str, float]) -> None: ...
 
-    def artifact(self, path: Path, name: str, values: Mapping[str, Any]) -> None:
-        """Stores a folder, such as a checkpoint, under a name."""
+    def artifact(self, run: Path, checkpoint: Path) -> None:
+        """Stores one of the run's checkpoints with what is needed to use it, where that was asked for."""
 
     def close(self) -> None: ...
 
@@ -104,34 +109,36 @@ class TensorBoard:
     """Scalars as "event/metric"."""
 
     def __init__(self, run: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError(_missing("TensorBoard", "tensorboard")) from None
-        self.writer = SummaryWriter(str(run / "tensorboard"))
+        self.writer = _summary_writer()(str(run / "tensorboard"))
 
     def log(self, event: str, update: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.writer.add_scalar(f"{event}/{name}", value, update)
         self.writer.flush()
 
-    def artifact(self, path: Path, name: str, values: Mapping[str, Any]) -> None:
+    def artifact(self, run: Path, checkpoint: Path) -> None:
         """TensorBoard stores no files."""
 
     def close(self) -> None:
         self.writer.close()
 
 
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError(missing("TensorBoard", "tensorboard")) from None
+    return SummaryWriter
+
+
 class Wandb:
     """One Weights & Biases run for each run directory: a resumed run goes on in the same."""
 
     def __init__(self, run: Path, config: TrackConfig, recipe: Mapping[str, Any]) -> None:
-        wandb = _import_wandb()
-        run.mkdir(parents=True, exist_ok=True)
-        identity = run / "wandb-id.txt"
+        identity = run / IDENTITY
         known = identity.read_text().strip() if identity.exists() else None
-        self.wandb, self.artifacts = wandb, config.wandb_artifacts
-        self.run = wandb.init(
+        self.artifacts = config.wandb_artifacts
+        self.run = import_wandb().init(
             project=config.wandb,
             name=run.name,
             id=known,
@@ -140,45 +147,65 @@ class Wandb:
             mode=config.wandb_mode,
             config=dict(recipe),
         )
+        self.run.define_metric("update")
+        self.run.define_metric("*", step_metric="update")  # its own steps count calls, and go on after a resume
         identity.write_text(f"{self.run.id}\n")
 
     def log(self, event: str, update: int, values: Mapping[str, float]) -> None:
         self.run.log({"update": update, **{f"{event}/{name}": value for name, value in values.items()}})
 
-    def artifact(self, path: Path, name: str, values: Mapping[str, Any]) -> None:
+    def artifact(self, run: Path, checkpoint: Path) -> None:
         if self.artifacts:
-            artifact = self.wandb.Artifact(name, type="model", metadata=dict(values))
-            artifact.add_dir(str(path))
-            self.run.log_artifact(artifact)
+            self.run.log_artifact(run_artifact(run, checkpoint))
 
     def close(self) -> None:
         self.run.finish()
 
 
-def fetch_artifact(reference: str, folder: Path) -> Path:
-    """Downloads a Weights & Biases artifact ("entity/project/name:version") and returns its folder."""
-    return Path(_import_wandb().Api().artifact(reference).download(root=str(folder)))
+class Guarded:
+    """A tracker that stops no training: its first failure is a warning and its end, for the file has every number."""
 
+    def __init__(self, name: str, build: Callable[[], Tracker]) -> None:
+        self.name = name
+        self.tracker: Tracker | None = None
+        with self._guard():
+            self.tracker = build()
 
-def _import_wandb() -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError(_missing("Weights & Biases", "wandb")) from None
-    return wandb
+    def log(self, event: str, update: int, values: Mapping[str, float]) -> None:
+        if self.tracker is not None:
+            with self._guard():
+                self.tracker.log(event, update, values)
 
+    def artifact(self, run: Path, checkpoint: Path) -> None:
+        if self.tracker is not None:
+            with self._guard():
+                self.tracker.artifact(run, checkpoint)
 
-def _missing(tracker: str, package: str) -> str:
-    return f"tracking with {tracker} needs the package {package}: pip install 'subquad[track]', or turn it off"
+    def close(self) -> None:
+        if self.tracker is not None:
+            with self._guard():
+                self.tracker.close()
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # networks, disks, servers: whatever it is, training is worth more
+            self.tracker = None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            warnings.warn(f"{self.name} failed and is left alone from now on: {reason}", RuntimeWarning, stacklevel=3)
 
 
 def build_trackers(config: TrackConfig, run: Path, recipe: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers that a config asks for."""
+    """The trackers that a config asks for; a package that is missing is a ValueError, before anything is trained."""
+    run.mkdir(parents=True, exist_ok=True)
     trackers: list[Tracker] = []
     if config.tensorboard:
-        trackers.append(TensorBoard(run))
+        _summary_writer()
+        trackers.append(Guarded("TensorBoard", lambda: TensorBoard(run)))
     if config.wandb is not None:
-        trackers.append(Wandb(run, config, recipe))
+        import_wandb()
+        trackers.append(Guarded("Weights & Biases", lambda: Wandb(run, config, recipe)))
     return trackers
 
 

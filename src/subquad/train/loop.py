@@ -1,28 +1,32 @@
 """The loop: batches to gradients to updates, with validation, checkpoints and a log; interrupted anywhere, it goes on.
 
 The gradient of an update is the summed loss of its batches over the number of their targets. The order of the data
-depends on the seed and the epoch only; a checkpoint holds weights, optimiser, generators and the place in the epoch, so
-a resumed run is the uninterrupted one, bit by bit.
+depends on the seed and the epoch only, and the random choices inside a batch on the seed and its place; a checkpoint
+holds weights, optimiser, generators and the place in the epoch, so a resumed run is the uninterrupted one, bit by bit.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from subquad.data.batches import Batch, BatchPlan, Budget, Cursor, shard
+from subquad.data.batches import Batch, BatchPlan, Budget, Cursor
+from subquad.data.prefetch import batch_seed, prefetched
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
 from subquad.nn.block import Block
+from subquad.nn.stack import Stack
 from subquad.tasks.base import Samples, StepLoss, Task, moved
 from subquad.train.checkpoint import (
     Checkpoint,
     TrainState,
+    best,
+    checkpoints,
     latest,
     load_checkpoint,
     rng_state,
@@ -30,16 +34,27 @@ from subquad.train.checkpoint import (
     save_checkpoint,
     set_rng_state,
 )
-from subquad.train.distributed import Workers
+from subquad.train.distributed import ALONE, Workers, placed_like, whole
 from subquad.train.log import MetricsLog, Progress, Status, Tracker, shown_metrics
 from subquad.train.optim import optimizer_state, restore_optimizer
+from subquad.train.parallel import LossOf, SharedLoss, TensorBatch, evenly
 from subquad.train.recipe import Recipe
 from subquad.train.schedules import Schedule
-from subquad.train.step import ALONE, COUNT, Stepped, Updater
+from subquad.train.step import COUNT, Stepped, Updater
 
 EVALUATION_TOKENS = 8192
 SEEDS_APART = 1_000_003
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a worker does in an update. batches: numbers of samples, with the batch's place in all of training; idle:
+    the last of them is another worker's; used: batches of all workers together."""
+
+    batches: list[tuple[Batch, Cursor]]
+    idle: bool
+    used: int
 
 
 class Trainer:
@@ -66,12 +81,14 @@ class Trainer:
         config = recipe.train
         torch.manual_seed(config.seed)
         self.model: Model = model_from(recipe.model_data(task.model_options())).to(self.device)
-        if config.compile:
-            for block in self.model.modules():
-                if isinstance(block, Block):
-                    block.compile()
-        half = config.precision == "float16"
-        self.updater = Updater(self.model, recipe.optim, self.device, half, workers)
+        for module in self.model.modules():
+            if isinstance(module, Block) and config.compile:
+                module.compile()
+            if isinstance(module, Stack):
+                module.recompute = config.checkpoint_activations
+        self.loss = SharedLoss(self.model, self._loss, workers, config.sharded)
+        self.updater = Updater(self.loss, recipe.optim, self.device, config.precision == "float16")
+        self.phases = self.updater.phases
         self.samples = task.samples("train", training=True)
         self.plan = BatchPlan(*self.samples.sizes, budget=task.budget(config.budget), seed=config.seed)
         self.schedule = Schedule(recipe.schedule, config.updates, config.epochs)
@@ -91,24 +108,21 @@ class Trainer:
         """Trains to the end of the recipe; returns the last validation's metrics."""
         if (path := latest(self.run / "checkpoints")) is not None:
             self._resume(path)
-        validated = self.update
-        while not self._over():
-            groups = list(self._groups())
-            for group in groups:
-                self._step(group)
-                self.cursor = self.cursor.after(len(group), self._batches_of_epoch)
-                ends = self.cursor.batch == 0
-                every = self.recipe.train.validate_every
+        validated, every = self.update, self.recipe.train.validate_every
+        with closing(self.updates()) as updates:
+            while not self._over():
+                ends = next(updates)
                 if (every is None and ends) or (every is not None and self.update % every == 0) or self._over():
                     self._validate(ends)
                     validated = self.update
-                if self._over():
-                    break
         if validated != self.update or not self.metrics:
             self._validate(self.cursor.batch == 0)
         if self.log is not None:
             self.log.close()
+        folder = self.run / "checkpoints"
+        kept = [*best(folder, self.rotation), *checkpoints(folder)]
         for tracker in self.trackers:
+            tracker.artifact(self.run, kept[0])
             tracker.close()
         return self.metrics
 
@@ -127,33 +141,49 @@ class Trainer:
             or self.schedule.finished(self.update, self.cursor.epoch)
         )
 
-    def _groups(self) -> Iterator[list[Batch]]:
-        """What is left of the epoch, cut into the batches of each update, of all workers."""
-        self._batches_of_epoch = len(self.plan.epoch(self.cursor.epoch))
-        batches = self.plan.rest(self.cursor)
-        size = self.recipe.train.accumulate
-        for start in range(0, len(batches), size):
-            yield batches[start : start + size]
+    def updates(self) -> Generator[bool]:
+        """Trains for as long as it is asked to: one update for each `next`, which says whether an epoch ended."""
+        while True:
+            with self.phases("data"):
+                shares = self._shares()
+            made = prefetched(self._made, shares, self.recipe.train.data_workers)
+            with closing(made):
+                for share in shares:
+                    with self.phases("data"):
+                        batches = [moved(batch, self.device) for batch in next(made)]
+                    self._step(batches, share.idle)
+                    self.cursor = self.cursor.after(share.used, self.batches_of_epoch)
+                    yield self.cursor.batch == 0
+
+    def _shares(self) -> list[Share]:
+        """What is left of the epoch, update by update."""
+        cursor, size = self.cursor, self.recipe.train.accumulate
+        rest = self.plan.rest(cursor)
+        self.batches_of_epoch = cursor.batch + len(rest)
+        placed = [(numbers, Cursor(cursor.epoch, place)) for place, numbers in enumerate(rest, cursor.batch)]
+        groups = [placed[start : start + size] for start in range(0, len(placed), size)]
+        return [Share(*evenly(group, self.workers), len(group)) for group in groups]
+
+    def _made(self, share: Share) -> list[dict[str, Tensor]]:
+        seed = self.plan.seed
+        return [self.samples.batch(numbers, batch_seed(seed, *astuple(place))) for numbers, place in share.batches]
 
     # ------------------------------------------------------------------ one update
 
-    def _step(self, group: list[Batch]) -> None:
+    def _step(self, batches: Sequence[TensorBatch], idle: bool) -> None:
         self.model.train()
-        own = shard(group, self.workers.rank, self.workers.world)
-        batches = [moved(self.samples.batch(numbers), self.device) for numbers in own]
         rate = self.schedule.rate(self.update, self.cursor.epoch)
-        done = self.updater.step(batches, self._loss, rate, self.run / "failure", self.update)
+        failures = self.run / "failure" / ("" if self.workers.leads else f"rank{self.workers.rank}")
+        done = self.updater.step(batches, rate, failures, self.update, idle)
         self.update += 1
         self.targets += done.count
-        self._report(done, rate)
+        with self.phases("report"):
+            self._report(done, rate)
 
-    def _loss(self, batch: Mapping[str, Tensor]) -> StepLoss:
-        with self._precision():
-            return self.task.loss(self.model, batch)
-
-    def _precision(self) -> AbstractContextManager[Any]:
+    def _loss(self, model: Model, batch: TensorBatch) -> StepLoss:
         dtype = PRECISIONS.get(self.recipe.train.precision)
-        return torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext()
+        with torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext():
+            return self.task.loss(model, batch)
 
     def _report(self, done: Stepped, rate: float) -> None:
         metrics = self.task.metrics(done.sums, done.count)
@@ -169,7 +199,7 @@ class Trainer:
     def _share_done(self) -> float:
         """How much of the run is over: by whatever limit is nearest."""
         config = self.recipe.train
-        epochs = self.cursor.epoch + self.cursor.batch / self._batches_of_epoch
+        epochs = self.cursor.epoch + self.cursor.batch / self.batches_of_epoch
         limits = [(self.update, config.updates), (epochs, config.epochs), (self._minutes(), config.minutes)]
         return max((passed / limit for passed, limit in limits if limit is not None), default=0.0)
 
@@ -187,7 +217,8 @@ class Trainer:
 
     def _validate(self, epoch_end: bool) -> None:
         with self.updater.ema.applied(self.model) if self.updater.ema is not None else nullcontext():
-            self.metrics = evaluate(self.task, self.model, "valid", self.device, self._precision(), self.workers)
+            threads = self.recipe.train.data_workers
+            self.metrics = evaluate(self.task, self.model, "valid", self.device, self.workers, self.loss, threads)
         value, sign = self.metrics[self.task.metric], 1 if self.task.better == "lower" else -1
         improved = self.best is None or sign * value < sign * self.best
         self.best, self.worse = (value, 0) if improved else (self.best, self.worse + 1)
@@ -204,7 +235,7 @@ class Trainer:
         cursor, epoch = asdict(self.cursor), self.cursor.epoch
         state = TrainState(self.update, epoch, epoch_end, cursor, scaler, self.metrics, extra)
         content = Checkpoint(
-            dict(self.model.state_dict()),
+            {name: whole(value) for name, value in self.model.state_dict().items()},
             optimizer_state(self.updater.optimizer, self.model),
             state,
             self.workers.gather(rng_state(), "rank"),
@@ -217,7 +248,8 @@ class Trainer:
 
     def _resume(self, path: Path) -> None:
         saved = load_checkpoint(path)
-        load_weights(self.model, saved.model)
+        own = self.model.state_dict()
+        load_weights(self.model, {k: placed_like(v, own[k]) if k in own else v for k, v in saved.model.items()})
         restore_optimizer(self.updater.optimizer, self.model, saved.optimizer)
         if self.updater.ema is not None and saved.ema is not None:
             self.updater.ema.restore(saved.ema)
@@ -230,9 +262,9 @@ class Trainer:
         if self.log is not None:
             self.log.resumed(self.update)
         self.progress.note(f"resumed at update {self.update:,}, epoch {self.cursor.epoch + 1}")
-        own = "" if self.workers.leads else f"rank{self.workers.rank}."
+        mine = "" if self.workers.leads else f"rank{self.workers.rank}."
         # more workers than before: those that are new go on with their seeds
-        set_rng_state({name.removeprefix(own): value for name, value in saved.rng.items() if name.startswith(own)})
+        set_rng_state({name.removeprefix(mine): value for name, value in saved.rng.items() if name.startswith(mine)})
 
 
 def evaluate(
@@ -240,28 +272,35 @@ def evaluate(
     model: Model,
     split: str,
     device: torch.device,
-    precision: AbstractContextManager[Any] | None = None,
     workers: Workers = ALONE,
+    loss_of: LossOf | None = None,
+    threads: int = 0,
 ) -> dict[str, float]:
-    """The task's metrics on a split, in eval mode, over every sample once; workers share them."""
+    """The task's metrics on a split, in eval mode, over every sample once; workers share them.
+
+    loss_of: the loss of a batch, where it is more than task.loss(model, batch). threads: make batches ahead.
+    """
     samples: Samples = task.samples(split, training=False)
+    loss_of = loss_of or partial(task.loss, model)
     training = model.training
     model.eval()
     sums: dict[str, float] = {}
-    count = 0
-    plan = BatchPlan(*samples.sizes, budget=task.budget(_evaluation(samples)), shuffle=False)
-    with torch.no_grad(), precision or nullcontext():
-        for numbers in shard(plan.epoch(0), workers.rank, workers.world):
-            loss = task.loss(model, moved(samples.batch(numbers), device))
-            count += loss.count
-            for name, value in loss.sums.items():
+    plan = BatchPlan(*samples.sizes, budget=task.budget(evaluation_budget(samples)), shuffle=False)
+    own, idle = evenly(plan.epoch(0), workers)
+    with torch.no_grad(), closing(prefetched(samples.batch, own, threads)) as batches:
+        for number, batch in enumerate(batches, 1):
+            loss = loss_of(moved(batch, device))
+            if idle and number == len(own):
+                break
+            for name, value in {**loss.sums, COUNT: loss.count}.items():
                 sums[name] = sums.get(name, 0.0) + value
     model.train(training)
-    sums = workers.sum_numbers({**sums, COUNT: count})
-    return task.metrics({name: value for name, value in sums.items() if name != COUNT}, int(sums[COUNT]))
+    sums = workers.sum_numbers(sums)
+    count = int(sums.pop(COUNT))
+    return task.metrics(sums, count)
 
 
-def _evaluation(samples: Samples) -> Budget:
+def evaluation_budget(samples: Samples) -> Budget:
     """Limits of a batch where nothing is kept for gradients: a sample that is longer is a batch by itself."""
     longest = max(int(sizes.max()) for sizes in samples.sizes)
     return Budget(max_tokens=max(EVALUATION_TOKENS, longest), multiple=1)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw as adamw_
 
 from subquad.mixers.config import Options, nearest
+from subquad.train.distributed import local, placed_like, whole
 
 GROUP_STATE = ("lr_old",)
 """Numbers of a group that belong to an optimiser's state."""
@@ -133,10 +134,10 @@ class Adam(torch.optim.Optimizer):
                 state["step"] += 1
         beta1, beta2 = group["betas"]
         adamw_(
-            parameters,
-            [cast(Tensor, parameter.grad) for parameter in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [local(parameter) for parameter in parameters],
+            [local(cast(Tensor, parameter.grad)) for parameter in parameters],
+            [local(state["exp_avg"]) for state in states],
+            [local(state["exp_avg_sq"]) for state in states],
             [],
             steps,
             fused=fused,
@@ -167,8 +168,9 @@ class Nag(torch.optim.Optimizer):
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            buffers = [self.state[p]["momentum_buffer"] for p in parameters]
-            gradients = [p.grad for p in parameters]
+            buffers = [local(self.state[p]["momentum_buffer"]) for p in parameters]
+            gradients = [local(p.grad) for p in parameters]
+            parameters = [local(p) for p in parameters]
             rate, momentum = group["lr"], group["momentum"]
             before = group.get("lr_old", rate)
             carried = rate / before if before else 1.0  # after a rate of 0 the buffer is 0
@@ -205,10 +207,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
 
 def plain(value: Tensor) -> Tensor:
     """A copy on the CPU; of a sharded tensor (FSDP) the whole of it."""
-    value = value.detach()
-    if hasattr(value, "full_tensor"):
-        value = value.full_tensor()
-    return value.to("cpu", copy=True).contiguous()
+    return whole(value.detach()).to("cpu", copy=True).contiguous()
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
@@ -244,12 +243,7 @@ def _placed(key: str, name: str, value: Tensor, parameter: nn.Parameter, group: 
         raise ValueError(
             f"the optimiser's {key} of {name!r} is {tuple(value.shape)}, expected {tuple(parameter.shape)}"
         )
-    if hasattr(parameter, "full_tensor"):
-        from torch.distributed.tensor import DTensor, distribute_tensor
-
-        assert isinstance(parameter, DTensor)
-        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
-    return value.to(parameter.device, copy=True)
+    return placed_like(value, parameter)
 
 
 # ---------------------------------------------------------------------- gradients
@@ -275,7 +269,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Te
     if not gradients:
         return torch.zeros(())
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)))
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    norm = whole(norm)
     if limit > 0 and norm.isfinite():
         factor = limit / (norm + 1e-6)
         if factor < 1:
@@ -298,8 +292,8 @@ class Ema:
         averages, current = [], []
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                averages.append(self.weights[name])
-                current.append(value)
+                averages.append(local(self.weights[name]))
+                current.append(local(value))
             else:
                 self.weights[name].copy_(value)
         torch._foreach_lerp_(averages, current, 1 - self.decay)
@@ -323,4 +317,4 @@ class Ema:
             raise ValueError(f"the saved average is of another model: {odd[0]!r} is not in both")
         with torch.no_grad():
             for name, value in saved.items():
-                self.weights[name].copy_(value)
+                self.weights[name].copy_(placed_like(value, self.weights[name]))

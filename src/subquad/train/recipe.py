@@ -20,6 +20,7 @@ from subquad.data.blocks import BlockOptions
 from subquad.data.mixing import MixingOptions
 from subquad.data.sources import TextSource
 from subquad.data.tokenizers import TokenizerConfig
+from subquad.decode.options import DecodeOptions
 from subquad.files import read_yaml
 from subquad.mixers.config import Options
 from subquad.models import MODELS, preset
@@ -54,8 +55,8 @@ class DataConfig(Options):
     blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut for language modelling")
     images: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
-        description="labelled images by split: a folder of class folders, or one or several parquet, npz, npy, idx or "
-        "mosaic files",
+        description="labelled images by split: a folder of class folders, one or several parquet, npz, npy, idx or "
+        "mosaic files, or hub:NAME@SPLIT for a data set of the hub",
     )
     hold_out: int | None = Field(
         None,
@@ -105,11 +106,18 @@ class TrainConfig(Options):
     minutes: float | None = Field(None, gt=0, description="training ends after so much time, validation included")
     budget: Budget = Field(default_factory=Budget, description="how large a batch may become")
     accumulate: int = Field(1, ge=1, description="batches of one update, of all processes together")
+    data_workers: int = Field(0, ge=0, description="threads that make batches ahead of need; 0: each when it is needed")
     smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing")
     aux_weight: float = Field(0.0, ge=0, description="weight of the mixers' regulariser beside the loss of a target")
     seed: int = Field(1, ge=0, description="of the weights, the order of the data and every draw")
     precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of the forward pass")
     compile: bool = Field(False, description="torch.compile the model")
+    checkpoint_activations: bool = Field(
+        False, description="keep only the inputs of blocks, and compute the rest again in the backward pass"
+    )
+    sharded: bool = Field(
+        False, description="under torchrun each process holds a part of every weight (FSDP2) instead of a replica (DDP)"
+    )
     validate_every: int | None = Field(None, ge=1, description="updates between validations; null: every epoch")
     patience: int | None = Field(None, ge=1, description="stop after so many validations without a better one")
     log_every: int = Field(50, ge=1, description="updates between lines in metrics.jsonl")
@@ -128,6 +136,7 @@ class Recipe(Options):
     optim: OptimConfig = Field(default_factory=OptimConfig, description="the optimiser")
     schedule: ScheduleConfig = Field(description="the learning rate")
     train: TrainConfig = Field(description="how long and in which steps")
+    decode: DecodeOptions = Field(default_factory=DecodeOptions, description="how the model is asked for text")
     checkpoints: Rotation = Field(default_factory=Rotation, description="which checkpoints are kept")
     track: TrackConfig = Field(default_factory=TrackConfig, description="trackers beside metrics.jsonl")
 

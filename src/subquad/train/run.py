@@ -14,8 +14,20 @@ from subquad.environment import environment
 from subquad.train.recipe import Recipe
 
 RECIPE, ENVIRONMENT = "recipe.yaml", "environment.json"
-FREE = ("train.updates", "train.epochs", "train.minutes", "train.patience", "train.log_every", "checkpoints", "track")
-"""What may change when a run goes on."""
+FREE = (
+    *(
+        "train.updates",
+        "train.epochs",
+        "train.minutes",
+        "train.patience",
+        "train.log_every",
+        "checkpoints",
+        "track",
+        "decode",
+    ),
+    *("train.data_workers", "train.checkpoint_activations", "train.sharded"),
+)
+"""What may change when a run goes on: how long it trains, what is kept and shown, and what the result is free of."""
 
 
 def open_run(recipe: Recipe, run: Path) -> bool:

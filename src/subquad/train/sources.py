@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 from subquad.data import embedded
 from subquad.data.images import ImageSet, open_images
 from subquad.data.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
+from subquad.data.prepared import SIDES
+from subquad.data.sources import read_samples
 from subquad.mixers.config import nearest
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask
@@ -36,6 +38,35 @@ def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
     if recipe.task == "translation":
         return TranslationTask(data, *weights)
     return LanguageTask(data, recipe.data.blocks, *weights)
+
+
+def raw_samples(recipe: Recipe, split: str) -> list[tuple[str, ...]] | None:
+    """Every sample of a text split as it was given, also those that preparing skips; None: only tokens are there."""
+    config, fields = recipe.data, SIDES[recipe.task]
+    if config.folder is not None:
+        return None
+    if config.embedded is not None:
+        samples = _embedded(recipe).split(split)
+        return [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
+    _check_split(split, config.splits)
+    source = config.splits[split]
+    return None if source.is_ids else list(read_samples(source, fields))
+
+
+def image_split(recipe: Recipe, split: str, classes: Sequence[str]) -> ImageSet:
+    """One split of the images, whose classes are numbered as in training; the other splits need not be there."""
+    config = recipe.data
+    if config.embedded is not None:
+        return _embedded(recipe).split(split)
+    if split == "valid" and config.hold_out is not None:
+        return _images(recipe)["valid"]
+    _check_split(split, config.images)
+    return ChosenImages([open_images(path, classes=classes) for path in config.images[split]])
+
+
+def _check_split(split: str, known: Mapping[str, Any]) -> None:
+    if split not in known:
+        raise ValueError(f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}")
 
 
 def _embedded(recipe: Recipe) -> embedded.Embedded:

@@ -1,0 +1,49 @@
+"""`subquad average`: the mean of the weights of several checkpoints of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def average(
+    run: Annotated[Path, typer.Argument(help="A run directory that `subquad train` made.")],
+    checkpoints: Annotated[
+        list[str] | None, typer.Argument(help="Checkpoints of it by name or path; or give --epochs or --updates.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="The newest N checkpoints that stand at the end of an epoch.")
+    ] = None,
+    updates: Annotated[int | None, typer.Option(min=1, help="The newest N checkpoints, wherever they stand.")] = None,
+    up_to: Annotated[
+        int | None, typer.Option(min=0, help="With --epochs or --updates: none after this epoch or update.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Of the checkpoint to write.")] = "average",
+) -> None:
+    """Write the mean of checkpoints as a checkpoint of the run, for `--checkpoint average` of other commands.
+
+    Where the run keeps a moving average of the weights, the means are of those. The recipe's `checkpoints` section
+    says how many are kept.
+    """
+    from subquad.train import checkpoint as stored
+    from subquad.train.loaded import find_checkpoint
+    from subquad.train.recipe import read_recipe
+    from subquad.train.run import RECIPE
+
+    if sum(given is not None and given != [] for given in (checkpoints, epochs, updates)) != 1:
+        raise ValueError("say which checkpoints to average: their names, --epochs N or --updates N")
+    if up_to is not None and checkpoints:
+        raise ValueError("--up-to goes with --epochs or --updates, not with names")
+    if "/" in name or not name:
+        raise ValueError(f"--name {name!r}: a name is needed, not a path; the result is RUN/checkpoints/NAME")
+    folder = run / "checkpoints"
+    if checkpoints:
+        recipe = read_recipe(run / RECIPE)
+        chosen = [find_checkpoint(run, recipe, one) for one in checkpoints]
+    else:
+        chosen = stored.newest(folder, epochs or updates or 1, up_to=up_to, epoch_ends=epochs is not None)
+    weights = stored.average(chosen, ema=(chosen[0] / stored.EMA).exists())
+    latest = max((stored.read_state(path) for path in chosen), key=lambda state: state.update)
+    state = stored.TrainState(latest.update, latest.epoch, extra={"average of": [path.name for path in chosen]})
+    path = stored.save_weights(folder / name, weights, state)
+    print(f"{path}: the mean of {', '.join(one.name for one in chosen)}")

@@ -1,0 +1,128 @@
+"""`subquad evaluate`: a trained run on a split, with intervals, and against another run."""
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from subquad.cli.output import print_table, progress
+
+if TYPE_CHECKING:
+    from subquad.train.distributed import Workers
+
+SHARES = ("top1", "top5")
+
+
+def evaluate(
+    run: Annotated[
+        Path, typer.Argument(help="A run directory that `subquad train` made, or wandb:ENTITY/PROJECT/NAME:VERSION.")
+    ],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to its recipe's decode and data, such as decode.beam=4."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="The split of the recipe's data.")] = "test",
+    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
+    context_window: Annotated[
+        int, typer.Option(min=0, help="Language models: tokens of earlier text read before those that count.")
+    ] = 0,
+    against: Annotated[
+        Path | None, typer.Option(help="A run evaluated on the same split: test whether the two differ.")
+    ] = None,
+    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 1000,
+    out: Annotated[
+        Path | None, typer.Option(help="The JSON file to write; default: RUN/evaluation-SPLIT.json.")
+    ] = None,
+) -> None:
+    """Measure the quality of a run: BLEU and chrF, perplexity, or top-1 and top-5.
+
+    Every sample of the split counts once; one without a result makes the exit code 1. Under torchrun
+    (`torchrun --nproc-per-node=2 -m subquad.cli.main evaluate RUN`) the processes share the samples.
+    """
+    from subquad.evaluate.report import stored_evaluation
+    from subquad.train.artifacts import local_run
+    from subquad.train.distributed import join, leave
+
+    run = local_run(run)
+    other = stored_evaluation(against, split) if against is not None else None
+    path = out or run / f"evaluation-{split}.json"
+    if path.suffix != ".json":
+        raise ValueError(f"--out {path}: the name of a JSON file is needed, such as {path}.json")
+    workers = join()
+    try:
+        content = _evaluate(run, changes or [], split, checkpoint, context_window, other, resamples, path, workers)
+    finally:
+        leave()
+    if content["lost"]:
+        raise ValueError(
+            f"{content['lost']:,} of {content['samples']:,} samples of {split} were lost: they have no result; "
+            f"{path} has the metrics of the others"
+        )
+
+
+def _evaluate(
+    run: Path,
+    changes: list[str],
+    split: str,
+    checkpoint: str,
+    context_window: int,
+    other: Path | None,
+    resamples: int,
+    path: Path,
+    workers: "Workers",
+) -> dict[str, Any]:
+    from subquad.environment import environment
+    from subquad.evaluate.report import write_evaluation
+    from subquad.train.evaluation import PASSES, STEPS, evaluate_run
+    from subquad.train.loaded import load_run
+
+    loaded = load_run(run, checkpoint, changes)
+    start = time.monotonic()
+    steps = STEPS * PASSES.get(loaded.recipe.task, 1)
+    with progress(steps) if workers.leads else nullcontext() as report:
+        found = evaluate_run(loaded, split, context_window=context_window, workers=workers, report=report)
+    content = {
+        **found.summary(resamples),
+        "run": str(run),
+        "checkpoint": loaded.checkpoint.name,
+        "update": loaded.update,
+        "seconds": round(time.monotonic() - start, 3),
+        "environment": environment(loaded.device),
+    }
+    if other is not None:
+        content["against"] = found.against(other, resamples)
+    if workers.leads:
+        write_evaluation(path, found, content)
+        _show(content, path)
+    return content
+
+
+def _show(content: Mapping[str, Any], path: Path) -> None:
+    differences = content.get("against", {}).get("metrics", {})
+    headers = ["metric", "value", "95 % interval", *(["difference", "p"] if differences else []), "computed as"]
+    rows = []
+    for name, metric in content["metrics"].items():
+        row = [name, _shown(name, metric["value"]), _between(name, metric)]
+        if name in differences:
+            found = differences[name]
+            row += [f"{_shown(name, found['difference'])} ({_between(name, found)})", f"{found['p_value']:.3f}"]
+        elif differences:
+            row += ["", ""]
+        rows.append([*row, metric["signature"]])
+    print_table(headers, rows, numeric=[1])
+    counts = "".join(f", {name} {count:,}" for name, count in content["counts"].items())
+    print(f"\n{content['split']}: {content['samples']:,} samples, {content['lost']:,} lost{counts}")
+    print(f"checkpoint {content['checkpoint']}, update {content['update']:,}; written to {path}")
+
+
+def _shown(name: str, value: float) -> str:
+    if name in SHARES:
+        return f"{100 * value:.2f} %"
+    return f"{value:.4f}" if name == "bits_per_byte" else f"{value:.2f}"
+
+
+def _between(name: str, values: Mapping[str, float]) -> str:
+    return f"{_shown(name, values['low'])} to {_shown(name, values['high'])}"

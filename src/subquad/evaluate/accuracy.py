@@ -1,0 +1,21 @@
+"""Whether the right class is among the best."""
+
+import numpy as np
+from torch import Tensor
+
+from subquad.evaluate.measure import Measure
+
+
+def class_ranks(logits: Tensor, labels: Tensor) -> Tensor:
+    """The place of each label among the classes, 0 = best: logits (batch, classes), labels (batch,) -> (batch,).
+
+    Classes that are not surely worse count as better: neither equal logits nor NaN make a hit.
+    """
+    own = logits.gather(1, labels[:, None])
+    return (~(logits < own)).sum(1) - 1
+
+
+def share(hits: np.ndarray, signature: str) -> Measure:
+    """How many of the samples are hits: (samples,) of 0 and 1, as a number from 0 to 1."""
+    statistics = np.stack([hits.astype(np.float64), np.ones(len(hits))], 1)
+    return Measure(statistics, lambda sums: float(sums[0] / sums[1]), signature)

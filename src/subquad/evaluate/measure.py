@@ -1,0 +1,31 @@
+"""A measure: numbers of every sample that add up, and the score of a sum.
+
+    score of a split        score(sum_i statistics[i])
+    score of a resample     score(sum_i count[i] * statistics[i])
+
+So intervals and tests (`evaluate.significance`) need no second look at the samples.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric of one split. statistics: (samples, k); score: of sums (k,); signature: how it was computed."""
+
+    statistics: np.ndarray
+    score: Callable[[np.ndarray], float]
+    signature: str
+    better: Literal["higher", "lower"] = "higher"
+
+    def __post_init__(self) -> None:
+        if self.statistics.ndim != 2 or not len(self.statistics):
+            raise ValueError(f"a measure needs samples: statistics of shape {self.statistics.shape} have none")
+
+    @property
+    def value(self) -> float:
+        return self.score(self.statistics.sum(0))

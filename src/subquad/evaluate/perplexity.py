@@ -1,0 +1,103 @@
+"""Pieces of text whose every token is scored once, with earlier text as context.
+
+With tokens_per_sample T and a context window of c, a piece has up to T - c tokens that count, and c tokens before them
+which are read only. c = 0: pieces begin from nothing, as in training. More context is dearer, T / (T - c) passes over
+the text, and gives a lower perplexity.
+
+Perplexity is exp of the mean loss. Its denominators: tokens, the ends of lines included; words, which are whitespace-
+separated words and the ends of lines (for a tokenizer of words the same as tokens); bytes, of UTF-8, the ends of lines
+included.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from subquad.data.batches import Batch
+from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
+from subquad.evaluate.measure import Measure
+
+LARGEST_EXPONENT = 700.0  # exp of more is beyond float64
+
+
+class TokenLines:
+    """Lines of tokens in memory, in the shape of a store."""
+
+    def __init__(self, lines: Sequence[Sequence[int]]) -> None:
+        self.lines = [np.asarray(line, np.int64) for line in lines]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(line) for line in self.lines], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.lines[index]
+
+
+class ContextBlocks:
+    """Blocks of T - c tokens that count, each with up to c tokens of context before them."""
+
+    def __init__(self, store: Lines, options: BlockOptions, context_window: int, pad: int, eos: int) -> None:
+        size = options.tokens_per_sample
+        if not 0 <= context_window < size:
+            raise ValueError(
+                f"a context window of {context_window} tokens leaves nothing to score in samples of {size}; "
+                f"it must be 0 to {size - 1}"
+            )
+        shorter = options.model_copy(update={"tokens_per_sample": size - context_window})
+        self.blocks, self.pad = Blocks(store, shorter, eos), pad
+        self.begin = np.maximum(0, self.blocks.begin - context_window)
+        self.sizes: tuple[np.ndarray, ...] = (self.blocks.end - self.begin,)
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
+        """inputs and targets (B, T); targets of the context and after the end of a block are padding."""
+        pieces = [self.blocks.window(int(self.begin[i]), int(self.blocks.end[i])) for i in numbers]
+        found = collate_blocks(pieces, self.pad)
+        context = torch.from_numpy(self.blocks.begin[numbers] - self.begin[numbers])
+        read_only = torch.arange(found.targets.shape[1]) < context[:, None]
+        return {"inputs": found.inputs, "targets": found.targets.masked_fill(read_only, self.pad)}
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """How long a text is, for perplexities that do not depend on the tokenizer."""
+
+    lines: int
+    words: int
+    bytes: int
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> "TextSize":
+        count = words = size = 0
+        for line in lines:
+            count += 1
+            words += len(line.split()) + 1
+            size += len(line.encode()) + 1
+        return cls(count, words, size)
+
+
+def perplexity(losses: np.ndarray, per: float = 1.0, signature: str = "") -> Measure:
+    """exp of the mean loss; losses (pieces, 2): the summed -log p (nats) and the tokens of every piece of text.
+
+    per: units (such as words) for each token of the whole, where the mean is over those instead of tokens.
+    """
+
+    def score(sums: np.ndarray) -> float:
+        return math.exp(min(LARGEST_EXPONENT, sums[0] / (sums[1] * per)))
+
+    return Measure(losses, score, signature, "lower")
+
+
+def bits(losses: np.ndarray, per: float, signature: str) -> Measure:
+    """Bits for each unit (such as a byte), of which there are `per` for each token; losses as for `perplexity`."""
+    return Measure(losses, lambda sums: float(sums[0] / (sums[1] * per) / math.log(2)), signature, "lower")

@@ -1,0 +1,92 @@
+"""How sure a score is, and whether two systems differ: the bootstrap over samples, in numpy.
+
+A resample draws as many samples as there are, with replacement. The interval is between percentiles of the resamples'
+scores. Two systems are compared on the same resamples; the p-value is the share of resamples whose difference is
+further from the mean difference than the observed one is from 0 (two-sided; the observed one counts as one of them).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from subquad.evaluate.measure import Measure
+
+SEED = 12345
+RESAMPLES = 1000
+LEVEL = 0.95
+CHUNK = 1 << 22  # drawn numbers in memory at a time
+
+
+@dataclass(frozen=True)
+class Interval:
+    """low to high: where `level` of the resamples' scores lie."""
+
+    low: float
+    high: float
+    level: float
+    resamples: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """difference: of the scores, first minus second, with its interval; p_value: two-sided."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    level: float
+    resamples: int
+
+
+def resampled_sums(statistics: np.ndarray, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
+    """Sums (resamples, k) of statistics (samples, k). The draws depend on the seed and the number of samples only."""
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    samples = len(statistics)
+    values = np.asarray(statistics, np.float64)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    rows = max(1, CHUNK // samples)
+    sums = []
+    for start in range(0, resamples, rows):
+        count = min(rows, resamples - start)
+        drawn = generator.integers(samples, size=(count, samples))
+        drawn += samples * np.arange(count)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=count * samples).reshape(count, samples)
+        sums.append(times.astype(np.float64) @ values)
+    return np.concatenate(sums)
+
+
+def interval(measure: Measure, resamples: int = RESAMPLES, seed: int = SEED, level: float = LEVEL) -> Interval:
+    """The confidence interval of a measure."""
+    scores = _scores(measure, resamples, seed)
+    low, high = _percentiles(scores, level)
+    return Interval(low, high, level, resamples)
+
+
+def paired(
+    first: Measure, second: Measure, resamples: int = RESAMPLES, seed: int = SEED, level: float = LEVEL
+) -> Comparison:
+    """Whether two systems differ on the same samples, which both measures hold in the same order."""
+    if len(first.statistics) != len(second.statistics):
+        raise ValueError(
+            f"a paired test needs the same samples: one system has {len(first.statistics):,}, "
+            f"the other {len(second.statistics):,}"
+        )
+    if first.signature != second.signature:
+        raise ValueError(f"the two scores were computed differently: {first.signature} and {second.signature}")
+    difference = first.value - second.value
+    differences = _scores(first, resamples, seed) - _scores(second, resamples, seed)
+    low, high = _percentiles(differences, level)
+    further = np.count_nonzero(np.abs(differences - differences.mean()) >= abs(difference))
+    return Comparison(difference, low, high, (int(further) + 1) / (resamples + 1), level, resamples)
+
+
+def _scores(measure: Measure, resamples: int, seed: int) -> np.ndarray:
+    return np.array([measure.score(sums) for sums in resampled_sums(measure.statistics, resamples, seed)])
+
+
+def _percentiles(values: np.ndarray, level: float) -> tuple[float, float]:
+    tail = 50 * (1 - level)
+    low, high = np.percentile(values, [tail, 100 - tail])
+    return float(low), float(high)
