@@ -52,8 +52,8 @@ def bench(
             raise ValueError(f"--threads must be at least 1 (got {threads})")
         torch.set_num_threads(threads)
     plan = Plan(
-        mixers=_mechanisms(mixers),
-        lengths=[_integer("--lengths", word) for word in _words(lengths)],
+        mixers=mechanisms(mixers),
+        lengths=[integer("--lengths", word) for word in words_of(lengths)],
         dim=dim,
         heads=heads,
         batch=batch,
@@ -123,19 +123,19 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
     return options
 
 
-def _mechanisms(text: str) -> list[str]:
+def mechanisms(text: str) -> list[str]:
     from subquad.mixers import available, mixer_class
 
     if text == "linear":
         return [name for name in available() if mixer_class(name).capabilities.linear]
-    return available() if text == "all" else _words(text)
+    return available() if text == "all" else words_of(text)
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _integer(option: str, word: str) -> int:
+def integer(option: str, word: str) -> int:
     try:
         return int(word)
     except ValueError:

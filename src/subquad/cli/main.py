@@ -8,21 +8,33 @@ from typing import Annotated
 import typer
 
 import subquad
+from subquad.cli.average import average
 from subquad.cli.bench import bench
+from subquad.cli.classify import classify
+from subquad.cli.compare import compare
 from subquad.cli.data import data
 from subquad.cli.demo import demo
 from subquad.cli.docs import docs
 from subquad.cli.doctor import doctor
+from subquad.cli.evaluate import evaluate
+from subquad.cli.generate import generate
 from subquad.cli.info import info
 from subquad.cli.train import train
+from subquad.cli.translate import translate
 
 INTERRUPTED = 130
 
 # Rich help would cost more than half of the time that `--help` may take.
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 app.command()(train)
+app.command()(evaluate)
+app.command()(average)
+app.command()(translate)
+app.command()(generate)
+app.command()(classify)
 app.add_typer(data, name="data")
 app.command()(info)
+app.command()(compare)
 app.command()(bench)
 app.command()(demo)
 app.command()(doctor)

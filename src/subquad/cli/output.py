@@ -44,6 +44,10 @@ class Lines:
         seconds = time.monotonic() - self.start
         print(f"[{self.done}/{self.total}, {seconds:.0f} s] {message}", file=sys.stderr, flush=True)
 
+    def note(self, message: str) -> None:
+        """Something between two steps."""
+        print(message, file=sys.stderr, flush=True)
+
 
 class Bar:
     """Progress for a terminal; used as a context."""
@@ -66,6 +70,10 @@ class Bar:
 
     def __call__(self, message: str) -> None:
         self.bar.update(self.task, advance=1, description=message)
+
+    def note(self, message: str) -> None:
+        """Something between two steps."""
+        self.bar.update(self.task, description=message)
 
 
 @contextmanager

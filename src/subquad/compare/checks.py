@@ -21,22 +21,24 @@ class CheckFailedError(Exception):
     """The output of a mixer is wrong; the message says how."""
 
 
-def check_mixer(mixer: Mixer, x: Tensor) -> dict[str, Any]:
+def check_mixer(mixer: Mixer, x: Tensor, grid: tuple[int, int] | None = None) -> dict[str, Any]:
     """Runs the mixer in eval mode on the beginning of x (batch, time, channels), or raises CheckFailedError.
+
+    With a grid (height, width) of x, on all of x.
 
     Its output must have the shape of x, be finite, agree with a float64 copy on the CPU and, when the mixer streams,
     with a pass in chunks of 1, 2, 4, ... positions. Returns the distances.
     """
     mixer.eval()
-    x = x[:, :LONGEST_CHECK]
+    x = x[:, :LONGEST_CHECK] if grid is None else x
     tolerance = TOLERANCE[x.dtype]
     draws = RememberedDraws()
     with torch.no_grad():
         with drawing_from(draws.remember):
-            y = mixer(x).y
+            y = mixer(x, grid=grid).y
         check_tensor("output", y, x.shape)
         with drawing_from(draws.repeat):
-            exact = copy.deepcopy(mixer).to("cpu", torch.float64)(x.to("cpu", torch.float64)).y
+            exact = copy.deepcopy(mixer).to("cpu", torch.float64)(x.to("cpu", torch.float64), grid=grid).y
         result = {"length": x.shape[1], "float64_distance": _distance("its float64 copy", y, exact, tolerance)}
         if mixer.config.causal and mixer.why_no_streaming() is None:
             result["streaming_distance"] = _distance("its streaming form", y, _streamed(mixer, x), tolerance)

@@ -1,0 +1,334 @@
+"""Speed of decoding, one token after the other, against its targets; every ratio is of times of one run.
+
+    python benchmarks/decode.py --json docs/decoding.json           all parts that need no data
+    python benchmarks/decode.py --only language --quick             one part, at toy sizes: shows that it works
+
+Parts: translation (beam search with streaming states against the same search without), language (greedy, one text at a
+time, against what memory allows; weights of a byte), growth (time and memory of a token by position), and with
+--run RUN --source FILE --references FILE also run (a trained translation model on a test set).
+Models have random weights, except that of a run. Times are medians of repeats that are interleaved over what is
+compared. A time is printed only for a result that was checked; the exit code is 1 when a check failed.
+"""
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from measured import MEGABYTE, QUICK, Effort, Result, side_by_side
+from page import described, missed, numeric_columns, table
+from torch import Tensor
+
+from subquad.allocator import set_up_command
+from subquad.cli.output import print_table
+from subquad.compare.checks import relative_distance
+from subquad.decode.beam import Request, Symbols, beam_search
+from subquad.decode.fast import prepared
+from subquad.decode.options import DecodeOptions
+from subquad.decode.scoring import Scorer, Scores, TargetScorer
+from subquad.decode.translate import Translator
+from subquad.environment import environment
+from subquad.kernels import dispatch
+from subquad.mixers import available, mixer_class
+from subquad.models import LanguageModel, Seq2Seq, build_model
+from subquad.nn.stack import StackState
+from subquad.train.loaded import load_run
+
+SYMBOLS = Symbols(pad=1, eos=2, unk=3)
+ORIGINAL = 1700
+"""Tokens a second of the original program: Multi30k test set, beam 5, 128 sentences a batch, 2 threads."""
+TITLES = {
+    "translation": "time of a token without streaming states over that with them",
+    "language-float32": "time that memory needs to read the weights once, over that of a token",
+    "language-int8": "time of a token of the plain float32 model over that with int8 weights",
+    "growth": "time of a token at the last position over that at the first",
+    "growth-state": "bytes of the state at the last position over those at the first",
+    "run": f"tokens a second over the {ORIGINAL} of the original program",
+    "run-int8": "perplexity of the references with int8 weights over that with float32",
+}
+
+# ---------------------------------------------------------------------- translation
+
+
+class WholeScorer:
+    """Scores as TargetScorer does, without a state: every step reads the target from its beginning."""
+
+    def __init__(self, model: Seq2Seq, source: Tensor) -> None:
+        self.model, self.context = model, model.encode(source).x
+        self.tokens = torch.empty(len(source), 0, dtype=torch.int64)
+
+    def step(self, tokens: Tensor, temperature: float = 1.0) -> Scores:
+        self.tokens = torch.cat([self.tokens, tokens[:, None]], 1)
+        context = self.context.repeat_interleave(len(tokens) // len(self.context), 0)
+        x = self.model.features(self.tokens, context).x
+        return Scores.of(self.model.head(x[:, -1]), temperature)
+
+    def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
+        self.tokens = self.tokens[index]
+        self.context = self.context if contexts is None else self.context[contexts]
+
+
+@torch.inference_mode()
+def translation(effort: Effort) -> Iterator[Result]:
+    """Beam search of a fixed length over 8 sentences."""
+    time_, beam, size = (4, 2, {"vocab": 50, "dim": 32}) if effort.quick else (64, 4, {"vocab": 8000, "dim": 512})
+    torch.manual_seed(0)
+    sizes = {"source_vocab": size["vocab"], "target_vocab": size["vocab"], "dim": size["dim"]}
+    model = cast(Seq2Seq, build_model("lightconv_iwslt_de_en", **sizes).eval())
+    source = torch.randint(4, size["vocab"], (8, time_ // 2))
+    options = DecodeOptions(beam=beam, min_len=time_, max_len_b=time_)
+    request = Request(torch.full((8,), SYMBOLS.eos), torch.full((8,), time_))
+
+    def search(scorer: Callable[[], Scorer]) -> list[list[int]]:
+        found = beam_search(scorer(), request, options, SYMBOLS)
+        return [sentence[0].tokens for sentence in found]
+
+    fast = prepared(model, "float32")
+    scorers: dict[str, Callable[[], Scorer]] = {
+        "without state": lambda: WholeScorer(model, source),
+        "streaming": lambda: TargetScorer(model, source, None),
+        "streaming, prepared": lambda: TargetScorer(fast, source, None),
+    }
+    labels = {"model": "lightconv_iwslt_de_en", "sentences": 8, "beam": beam, "tokens": time_}
+    expected = search(scorers["without state"])
+    for name in ("streaming", "streaming, prepared"):
+        if search(scorers[name]) != expected:
+            yield Result("translation", labels, reason=f"{name}: other hypotheses than without a state")
+            return
+    seconds = side_by_side({name: lambda scorer=scorer: search(scorer) for name, scorer in scorers.items()}, effort)
+    per_token = {name: one["median"] / time_ for name, one in seconds.items()}
+    numbers = {f"{name} ms": value * 1e3 for name, value in per_token.items()}
+    score = per_token["without state"] / per_token["streaming, prepared"]
+    yield Result("translation", labels, numbers, score, ("at least", 5.0), seconds=seconds)
+
+
+# ---------------------------------------------------------------------- language
+
+
+def language_model(mixer: str, quick: bool, layers: int = 6, dim: int = 512, **options: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    dim, hidden, vocab = (32, 64, 100) if quick else (dim, 4 * dim, 32_000)
+    stack = {"layers": layers, "hidden": hidden, "heads": 8, "norm": "pre", "mixer": {"name": mixer, **options}}
+    return cast(LanguageModel, build_model("language-model", vocab=vocab, dim=dim, decoder=stack).eval())
+
+
+def greedy(model: LanguageModel, count: int, state: StackState | None = None) -> tuple[list[int], StackState]:
+    """`count` tokens after the first, and the state."""
+    state, token, said = state or model.init_state(1), torch.full((1, 1), SYMBOLS.eos), []
+    for _ in range(count):
+        found = model(token, state=state)
+        assert found.state is not None
+        state, token = found.state, found.logits.argmax(-1)
+        said.append(int(token))
+    return said, state
+
+
+@torch.inference_mode()
+def language(effort: Effort) -> Iterator[Result]:
+    """Greedy decoding of one text with six layers of width 512 and 32,000 words."""
+    count = 4 if effort.quick else 32
+    for mixer in ("lightconv", "softmax"):
+        model = language_model(mixer, effort.quick)
+        models = {"plain": model, "float32": prepared(model, "float32"), "int8": prepared(model, "int8")}
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        filler = torch.zeros(weights)  # as many bytes as the weights; read, they leave no weight in a cache
+        labels = {"mechanism": mixer, "weights MB": round(4 * weights / MEGABYTE)}
+        texts = torch.randint(4, model.config.vocab, (4, 4 * count))
+        logits = {name: one(texts).logits for name, one in models.items()}
+        error = relative_distance(logits["float32"], logits["plain"])
+        if error > 1e-5:
+            yield Result("language-float32", labels, reason=f"logits of the float32 form are off by {error:.1e}")
+            continue
+        seconds = side_by_side(
+            {
+                "read": lambda filler=filler: filler.sum(),
+                **{name: lambda one=one: greedy(one, count)[0] for name, one in models.items()},
+            },
+            effort,
+        )
+        bound = seconds["read"]["median"]
+        per_token = {name: seconds[name]["median"] / count for name in models}
+        rates = {f"{name} tokens/s": 1 / value for name, value in per_token.items()}
+        numbers = {"GB/s read": 4 * weights / bound / 1e9, "bound tokens/s": 1 / bound, **rates}
+        score = bound / per_token["float32"]
+        yield Result("language-float32", labels, numbers, score, ("at least", 0.6), seconds=seconds)
+        quality = {
+            "relative error of logits": relative_distance(logits["int8"], logits["plain"]),
+            "same best token": float((logits["int8"].argmax(-1) == logits["plain"].argmax(-1)).float().mean()),
+        }
+        score = per_token["plain"] / per_token["int8"]
+        yield Result("language-int8", labels, {**rates, **quality}, score, ("at least", 2.5), seconds=seconds)
+
+
+# ---------------------------------------------------------------------- growth
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "local": {"window": 64},
+    "eva": {"window": 64, "chunk_size": 64},
+    "performer": {"features": 64},
+}
+
+
+@torch.inference_mode()
+def growth(effort: Effort) -> Iterator[Result]:
+    """Every token up to the last position is decoded, by two layers of width 256."""
+    early, late, stretch = (8, 32, 4) if effort.quick else (256, 4096, 64)
+    for mixer in available():
+        if not mixer_class(mixer).capabilities.causal:
+            continue
+        kept = mixer_class(mixer).capabilities.state
+        model = prepared(language_model(mixer, effort.quick, layers=2, dim=256, **OPTIONS.get(mixer, {})), "float32")
+        state, position, times, held = model.init_state(1), 0, {}, {}
+        for end in (early, late):
+            _, state = greedy(model, end - stretch - position, state)
+            each = []
+            for _ in range(stretch):
+                start = time.perf_counter()
+                _, state = greedy(model, 1, state)
+                each.append(time.perf_counter() - start)
+            times[end], held[end], position = statistics.median(each), state_bytes(state), end
+        labels = {"mechanism": mixer, "state": kept}
+        constant = "O(1)" in kept
+        numbers = {f"ms at {end}": value * 1e3 for end, value in times.items()}
+        yield Result("growth", labels, numbers, times[late] / times[early], ("at most", 1.3) if constant else None)
+        numbers = {f"KB at {end}": value / 1e3 for end, value in held.items()}
+        score = held[late] / max(1, held[early])
+        yield Result("growth-state", labels, numbers, score, ("at most", 1.0) if constant else None)
+
+
+def state_bytes(state: StackState) -> int:
+    """Bytes that a state keeps alive, also of tensors that its own are parts of."""
+    storages = [one.untyped_storage() for one in state.tensors()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+# ---------------------------------------------------------------------- a trained run
+
+
+def lines_of(path: Path) -> list[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        return [line.rstrip("\n") for line in file]
+
+
+def trained(run: Path, source: Path, references: Path, effort: Effort) -> Iterator[Result]:
+    """Translation of a test set, and what rounding the weights does to the probability of its references."""
+    loaded = load_run(run)
+    model = cast(Seq2Seq, loaded.model)
+    tokenizers = loaded.tokenizer("source"), loaded.tokenizer("target")
+    texts, wanted = lines_of(source), lines_of(references)
+    if effort.quick:
+        texts, wanted = texts[:8], wanted[:8]
+    options = DecodeOptions(beam=5, max_len_a=1.2, max_len_b=10, batch_sentences=128, batch_tokens=10**9)
+    made: dict[str, int] = {}
+
+    def translate(name: str, translator: Translator) -> None:
+        made[name] = sum(len(one.candidates[0].tokens) for one in translator.lines(texts))
+
+    kinds: tuple[Any, ...] = ("float32", "int8")
+    translators = {
+        name: Translator([model], *tokenizers, options.model_copy(update={"weights": name})) for name in kinds
+    }
+    seconds = side_by_side(
+        {name: lambda name=name, one=one: translate(name, one) for name, one in translators.items()}, effort
+    )
+    rates = {name: made[name] / seconds[name]["median"] for name in kinds}
+    labels = {"sentences": len(texts), "beam": 5, "sentences a batch": 128}
+    numbers = {f"{name} tokens/s": value for name, value in rates.items()}
+    yield Result("run", labels, numbers, rates["float32"] / ORIGINAL, ("at least", 2.5), seconds=seconds)
+    perplexities = {name: perplexity(prepared(model, name), *tokenizers, texts, wanted) for name in kinds}
+    numbers = {f"{name} perplexity": value for name, value in perplexities.items()}
+    yield Result("run-int8", labels, numbers, perplexities["int8"] / perplexities["float32"])
+
+
+@torch.inference_mode()
+def perplexity(model: Seq2Seq, source: Any, target: Any, texts: Sequence[str], wanted: Sequence[str]) -> float:
+    """Of the references, one sentence at a time."""
+    total, count = 0.0, 0
+    for text, reference in zip(texts, wanted, strict=True):
+        ids = torch.tensor([[*source.encode(text), source.eos]])
+        words = torch.tensor([target.eos, *target.encode(reference), target.eos])
+        scores = model(ids, words[None, :-1]).logits[0].log_softmax(-1)
+        total -= float(scores.gather(1, words[1:, None]).sum())
+        count += len(words) - 1
+    return float(torch.tensor(total / count).exp())
+
+
+# ---------------------------------------------------------------------- the run of a benchmark
+
+PARTS: dict[str, Callable[[Effort], Iterator[Result]]] = {
+    "translation": translation,
+    "language": language,
+    "growth": growth,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    kept = set_up_command()
+    facts = {
+        **environment(torch.device("cpu")),
+        "kernels": dispatch.chosen(torch.empty(1)),
+        "allocator": "keeps freed memory" if kept else "system",
+    }
+    parts = {name: PARTS[name] for name in options.only or PARTS}
+    if options.run is not None:
+        parts["run"] = lambda effort: trained(options.run, options.source, options.references, effort)
+    effort = QUICK if options.quick else Effort(options.budget, options.repeats)
+    report: dict[str, Any] = {"parts": {}}
+    if options.json is not None and options.json.exists():  # parts that are not measured now keep their results
+        report = json.loads(options.json.read_text())
+    failed = False
+    for name, part in parts.items():
+        lines = []
+        for result in part(effort):
+            result.target = None if effort.quick else result.target  # nothing is expected of toy sizes
+            lines.append(result.as_json())
+            print(f"[{name}] {described(lines[-1])}", file=sys.stderr, flush=True)
+        report["parts"][name] = {"environment": facts, "results": lines}
+        failed = failed or any(line["reason"] for line in lines)
+        show(lines)
+        if options.json is not None:
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return int(failed)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    description, _, details = (__doc__ or "").partition("\n\n")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, epilog=details, formatter_class=form)
+    parser.add_argument("--quick", action="store_true", help="toy sizes and one repeat; the figures mean nothing")
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part; may be repeated")
+    parser.add_argument("--run", type=Path, help="folder of a trained translation model, to be measured as well")
+    parser.add_argument("--source", type=Path, metavar="FILE", help="lines to translate with it, plain or .gz")
+    parser.add_argument("--references", type=Path, metavar="FILE", help="their translations, for perplexity")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    parser.add_argument("--repeats", type=int, default=5, help="least repeats of everything (default 5)")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds that repeats may go on for (default 20)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
+    options = parser.parse_args(arguments)
+    if options.threads < 1 or options.repeats < 1:
+        parser.error("--threads and --repeats must be at least 1")
+    if options.run is not None and (options.source is None or options.references is None):
+        parser.error("--run needs --source FILE and --references FILE")
+    return options
+
+
+def show(lines: Sequence[dict[str, Any]]) -> None:
+    for name in dict.fromkeys(line["table"] for line in lines):
+        headers, rows = table([line for line in lines if line["table"] == name])
+        print(f"\n{name}. Score: {TITLES[name]}\n")
+        print_table(headers, rows, numeric=numeric_columns(headers))
+    for line in missed(lines):
+        print(f"below target: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""How far a mechanism is from exact softmax attention, by what it costs.
+
+Mechanisms with queries, keys and values get the projections of a softmax mixer, so that all of them see the same q, k
+and v; their output maps are the identity. The error is the relative L2 distance of the outputs, ||y - exact|| /
+||exact||, the mean over several draws of what a mechanism draws or initialises at random; what it learns besides (maps
+of landmarks, compressions) is as initialised. Cost is the time of a forward pass over that of exact attention.
+
+    random      q, k, v of independent normal values
+    trained     what the first attention layer of the trained baseline reads on the longest samples of `valid`
+"""
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from subquad.compare.checks import relative_distance
+from subquad.compare.lengths import main_stack, with_room
+from subquad.compare.plan import Plan
+from subquad.compare.profiling import interleaved_seconds, synchronizer
+from subquad.compare.result import ApproximationPoint
+from subquad.mixers import build, mixer_class
+from subquad.mixers.attention import AttentionMixer
+from subquad.mixers.softmax import Softmax
+from subquad.models import Model, Pyramid, model_from
+from subquad.nn.stack import MixerChoice, Stack
+from subquad.tasks.base import moved
+from subquad.train.loaded import load_run
+from subquad.train.recipe import Recipe
+from subquad.train.sources import task_of
+
+SWEPT = ("features", "slots", "landmarks", "window")
+"""Options that trade error for cost, the telling one of a mechanism first."""
+VALUES = (4, 16, 64, 256)
+DRAWS = 3
+ROWS = 4
+LONGEST_RANDOM = 1024
+SETTLED = {"dim", "heads", "causal", "dropout", "attention_dropout", "qkv_bias", "rotary"}
+"""Options that the softmax mixer decides, and dropout, which is off."""
+
+
+class Subject(NamedTuple):
+    """Exact attention and what it reads: x (batch, time, channels), with its grid where there is one."""
+
+    source: Literal["random", "trained"]
+    exact: Softmax
+    x: Tensor
+    grid: tuple[int, int] | None
+
+
+def why_not(mixer: str) -> str | None:
+    """Why a mechanism has no error against softmax attention; None if it has one."""
+    if mixer_class(mixer) is Softmax:
+        return "it is exact"
+    return None if issubclass(mixer_class(mixer), AttentionMixer) else "it does not approximate softmax attention"
+
+
+def measure_approximation(
+    plan: Plan, baseline_run: Path | None, begin: Callable[[str], None]
+) -> list[ApproximationPoint]:
+    """Of every mechanism of the plan that has an error. baseline_run: a finished run with softmax attention."""
+    subjects = [_random_subject(plan)]
+    if baseline_run is not None and (subject := _trained_subject(baseline_run)) is not None:
+        subjects.append(subject)
+    points = []
+    for subject in subjects:
+        begin(f"{subject.source} activations")
+        points += _measure(plan, subject)
+    return points
+
+
+def _measure(plan: Plan, subject: Subject) -> list[ApproximationPoint]:
+    exact, x, grid = subject.exact, subject.x, subject.grid
+    work: dict[str, Callable[[], Tensor]] = {"exact": lambda: exact(x, grid=grid).y}
+    points: dict[str, ApproximationPoint] = {}
+    with torch.inference_mode():
+        target = work["exact"]()
+        for variant in plan.variants:
+            name, options = _first_mixer(plan, variant.label)
+            if why_not(name) is not None:
+                continue
+            for option, value in _sweep(name, options, x.shape[1], grid):
+                mixers = [_twin(exact, name, options, option, value, x.shape[1], seed) for seed in range(DRAWS)]
+                errors = [relative_distance(mixer(x, grid=grid).y, target) for mixer in mixers]
+                key = f"{variant.label} {option} {value}"
+                work[key] = lambda mixer=mixers[0]: mixer(x, grid=grid).y  # type: ignore[misc]
+                points[key] = ApproximationPoint(
+                    mechanism=variant.label,
+                    option=f"{option}={value}" if option else "",
+                    error=statistics.fmean(errors),
+                    cost=1,
+                    source=subject.source,
+                    length=x.shape[1],
+                    setting=_setting(mixers[0], x),
+                )
+        seconds = interleaved_seconds(work, plan.repeats, synchronize=synchronizer(x.device))
+    for key, point in points.items():
+        point.cost = statistics.median(seconds[key]) / statistics.median(seconds["exact"])
+    return list(points.values())
+
+
+def _setting(mixer: AttentionMixer, x: Tensor) -> dict[str, Any]:
+    shown = f"{mixer.name}({mixer.extra_repr()})"
+    return {"mixer": shown, "rows": x.shape[0], "draws": DRAWS, "threads": torch.get_num_threads()}
+
+
+def _sweep(
+    name: str, options: dict[str, Any], length: int, grid: tuple[int, int] | None
+) -> list[tuple[str, Any]]:
+    """Values of the option that trades error for cost, none beyond the length; [("", None)] without such an option.
+
+    Windows of a grid are counted by their sides.
+    """
+    fields = mixer_class(name).Config.model_fields
+    option = next((option for option in SWEPT if option in fields), None)
+    if option is None:
+        return [("", None)]
+    most = max(grid) if grid is not None and option == "window" else length
+    values = {*VALUES, options.get(option) or VALUES[0]}
+    return [(option, value) for value in sorted({min(value, most) for value in values})]
+
+
+def _twin(
+    exact: Softmax, name: str, options: dict[str, Any], option: str, value: Any, length: int, seed: int
+) -> AttentionMixer:
+    """A mixer with the projections of `exact`, in eval mode."""
+    given = {key: own for key, own in options.items() if key not in SETTLED}
+    if option == "landmarks":
+        given.pop("chunk_size", None)  # the two exclude each other
+    if option:
+        given[option] = value
+    room = with_room(MixerChoice.model_validate({"name": name, **given}), length)
+    config = exact.config
+    shared: dict[str, Any] = {name: getattr(config, name) for name in ("dim", "heads", "causal", "qkv_bias", "rotary")}
+    torch.manual_seed(seed)
+    mixer = build(**room, **shared).to(exact.qkv.weight)
+    assert isinstance(mixer, AttentionMixer)
+    mixer.qkv.load_state_dict(exact.qkv.state_dict())
+    mixer.out = nn.Identity()
+    return mixer.eval()
+
+
+def _first_mixer(plan: Plan, label: str) -> tuple[str, dict[str, Any]]:
+    """Mechanism and options of the first layer that mixes the input."""
+    recipe = Recipe.parse(label, {**plan.recipe, "model": plan.variant(label).model})
+    with torch.device("meta"):
+        config = _input_stack(model_from(recipe.model_data(plan.decided))).config
+    return config.mixer.by_layer(config.layers)[0]
+
+
+def _input_stack(model: Model) -> Stack:
+    if isinstance(model, Pyramid):
+        first = model.stages[0]
+        assert isinstance(first, Stack)
+        return first
+    return main_stack(model)
+
+
+# ---------------------------------------------------------------------- what is read
+
+
+def _random_subject(plan: Plan) -> Subject:
+    recipe = Recipe.parse("recipe", plan.recipe)
+    with torch.device("meta"):
+        stack = _input_stack(model_from(recipe.model_data(plan.decided))).config
+    length, grid = min([LONGEST_RANDOM, *plan.lengths[-1:]]), None
+    if recipe.task == "image-classification":
+        grid = (math.isqrt(length),) * 2
+        length = grid[0] ** 2
+    torch.manual_seed(0)
+    exact = Softmax(dim=stack.dim, heads=stack.heads, causal=stack.causal, qkv_bias=False)
+    nn.init.normal_(exact.qkv.weight, std=stack.dim**-0.5)  # of normal x this makes normal q, k and v
+    exact.out = nn.Identity()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Subject("random", exact.to(device).eval(), torch.randn(ROWS, length, stack.dim).to(device), grid)
+
+
+def _trained_subject(run: Path) -> Subject | None:
+    """None if the run's first layer is not plain softmax attention."""
+    loaded = load_run(run)
+    mixer = next(module for module in _input_stack(loaded.model).modules() if isinstance(module, AttentionMixer))
+    if not isinstance(mixer, Softmax) or mixer.inner != mixer.config.dim:
+        return None
+    task = task_of(loaded.recipe, run / "data")
+    samples = task.samples("valid", training=False)
+    longest = np.argsort(-samples.sizes[0], kind="stable")[:ROWS]
+    read: list[tuple[Tensor, tuple[int, int] | None]] = []
+
+    def keep(_: nn.Module, given: Sequence[Tensor], named: dict[str, Any]) -> None:
+        read.append((given[0], named.get("grid")))
+
+    handle = mixer.register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.inference_mode():
+        task.loss(loaded.model, moved(samples.batch(longest), loaded.device))
+    handle.remove()
+    x, grid = read[0]
+    if grid is None and loaded.recipe.task != "image-classification":
+        x = x[:, : int(samples.sizes[0][longest].min())]  # rows are padded after their ends
+    exact = copy.deepcopy(mixer)
+    exact.out = nn.Identity()
+    return Subject("trained", exact.eval(), x.contiguous(), grid)

@@ -1,0 +1,109 @@
+"""From the files of a comparison to its result: what is missing or failed is in it, too."""
+
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+import subquad
+from subquad.compare.approximation import why_not
+from subquad.compare.cells import Stored, paired_cells, stored_cell
+from subquad.compare.measurements import (
+    length_steps,
+    stored_approximation,
+    stored_decoding,
+    stored_lengths,
+    trained_runs,
+)
+from subquad.compare.plan import CellName, Plan
+from subquad.compare.result import Cell, EpochCost, Mechanism, Paired, Result
+from subquad.compare.runs import METRICS
+from subquad.compare.words import listed
+from subquad.environment import environment
+from subquad.mixers import available
+
+
+def assemble(out: Path, plan: Plan, baseline: str, title: str, command: str) -> Result:
+    """The result of everything that is in the folder."""
+    _, metric = METRICS[plan.recipe["task"]]
+    stored = {name: stored_cell(out, plan, name) for name in plan.cells()}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    result = Result(
+        title=title,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        task=plan.recipe["task"],
+        metric=metric,
+        baseline=baseline,
+        mechanisms=[Mechanism(label=v.label, mixer=v.mixer, options=v.options) for v in plan.variants],
+        recipe=plan.recipe,
+        environment={"subquad": subquad.__version__, **environment(device)},
+        cells=_cells(out, plan, stored),
+        paired=_pairs(out, plan, stored, baseline),
+        lengths=[point for step in length_steps(plan) for point in stored_lengths(out, plan, *step) or ()],
+        epochs=_epochs([found for found in stored.values() if found is not None]),
+        notes=_notes(out, plan, baseline),
+    )
+    if (approximation := stored_approximation(out)) is not None:
+        result.approximation = approximation.points
+    return result
+
+
+def _cells(out: Path, plan: Plan, stored: dict[CellName, Stored | None]) -> list[Cell]:
+    cells = {
+        name: Cell(mechanism=name.label, seed=name.seed) if found is None else found.cell
+        for name, found in stored.items()
+    }
+    speeds = stored_decoding(out)
+    for label, name in trained_runs(out, plan).items():
+        if label in speeds:
+            cells[name].decoded_per_second = speeds[label].tokens_per_second
+    return list(cells.values())
+
+
+def _pairs(out: Path, plan: Plan, stored: dict[CellName, Stored | None], baseline: str) -> list[Paired]:
+    done = {name for name, found in stored.items() if found is not None and found.cell.status == "done"}
+    pairs = [(name, CellName(baseline, name.seed)) for name in stored if name.label != baseline]
+    found = [paired_cells(out, plan, ours, base) for ours, base in pairs if {ours, base} <= done]
+    return [pair for pair in found if pair is not None]
+
+
+def _epochs(stored: Sequence[Stored]) -> list[EpochCost]:
+    """The mean over the runs of a mechanism; the peak is the highest."""
+    by_label: dict[str, list[EpochCost]] = {}
+    for _, epoch in stored:
+        if epoch is not None:
+            by_label.setdefault(epoch.mechanism, []).append(epoch)
+    merged = []
+    for costs in by_label.values():
+        seconds = statistics.fmean(cost.seconds for cost in costs)
+        peak = max((cost.peak_bytes for cost in costs if cost.peak_bytes is not None), default=None)
+        setting = {**costs[0].setting, "runs": len(costs)}
+        merged.append(costs[0].model_copy(update={"seconds": seconds, "peak_bytes": peak, "setting": setting}))
+    return merged
+
+
+def _notes(out: Path, plan: Plan, baseline: str) -> list[str]:
+    """What people should know besides the numbers."""
+    notes = [f"{remark}." for variant in plan.variants for remark in variant.remarks]
+    for label, speed in stored_decoding(out).items():
+        if speed.reason is not None:
+            notes.append(f"Decoding speed of {label} was not measured: {speed.reason}")
+    approximation = stored_approximation(out)
+    if approximation is None:
+        return notes
+    if approximation.reason is not None:
+        return [*notes, f"The distance from exact attention was not measured: {approximation.reason}"]
+    reasons: dict[str, list[str]] = {}
+    for variant in plan.variants:
+        known = variant.mixer in available()
+        reason = why_not(variant.mixer) if known else "its layers differ"
+        if reason is not None and variant.label != baseline:
+            reasons.setdefault(reason, []).append(variant.label)
+    for reason, labels in reasons.items():
+        notes.append(f"No distance from exact attention for {listed(labels)}: {reason}.")
+    if approximation.run is None or not any(point.source == "trained" for point in approximation.points):
+        notes.append("The distance from exact attention is known for random activations only.")
+    return notes

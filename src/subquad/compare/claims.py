@@ -1,0 +1,75 @@
+"""Who works on what, when several processes or machines share a folder.
+
+A piece of work is claimed by a file that only one process can create. While it works it touches the file every few
+seconds; a claim that was not touched for a while belonged to a process that is gone, and is taken over. Ages are
+measured by the folder's own clock, since the clocks of machines differ.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+TOUCHED_EVERY = 10.0
+GONE_AFTER = 90.0
+"""Seconds. Shared file systems may show an old time for up to a minute."""
+
+
+@contextmanager
+def claimed(path: Path, gone_after: float = GONE_AFTER) -> Iterator[bool]:
+    """Whether the claim `path` is this process's, for as long as the block lasts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not _take(path, gone_after):
+        yield False
+        return
+    over = threading.Event()
+
+    def touch() -> None:
+        while not over.wait(TOUCHED_EVERY):
+            with suppress(FileNotFoundError):  # taken over, since this process was suspended for a long time
+                os.utime(path)
+
+    thread = threading.Thread(target=touch, daemon=True)
+    thread.start()
+    try:
+        yield True
+    finally:
+        over.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+
+
+def _take(path: Path, gone_after: float) -> bool:
+    if _create(path):
+        return True
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        if _age(path) < gone_after:
+            return False
+        path.rename(old)  # of several that find it old, one gets it
+    except FileNotFoundError:  # its owner has just finished, or another took it
+        return False
+    fresh = _age(old) < gone_after  # somebody was faster, and this is already the new owner's
+    if fresh:
+        old.rename(path)
+        return False
+    old.unlink()
+    return _create(path)
+
+
+def _create(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _age(path: Path) -> float:
+    """Seconds since the file was touched, by the clock of its file system."""
+    probe = path.with_name(f".{path.name}.{os.getpid()}.now")
+    probe.touch()
+    now = probe.stat().st_mtime
+    probe.unlink()
+    return now - path.stat().st_mtime

@@ -1,0 +1,179 @@
+"""Costs by length, decoding speed and distance from exact attention: measured by child processes, kept in files.
+
+    OUT/lengths/full-1024.json      all mechanisms at one length, measured side by side
+    OUT/decoding.json
+    OUT/approximation.json
+
+What is in a file is not measured again. A mechanism that joins later makes the lengths be measured anew, since times
+can be compared only where they were taken side by side.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from subquad.compare.cells import cell_folder, stored_cell
+from subquad.compare.children import Say, run_module
+from subquad.compare.decoding import Speed
+from subquad.compare.lengths import parts_of, shape_at
+from subquad.compare.plan import CellName, Plan
+from subquad.compare.result import ApproximationPoint, LengthPoint, Part
+from subquad.compare.words import number
+from subquad.files import read_description, write_json
+
+WORK = "subquad.compare.work"
+FORMAT = "subquad-measurement-1"
+LOG, DECODING, APPROXIMATION = "measurements.log", "decoding.json", "approximation.json"
+
+
+def length_steps(plan: Plan) -> list[tuple[Part, int]]:
+    """What is measured: short lengths first, whose times tell whether longer ones can be afforded."""
+    lengths = sorted({shape_at(plan, length).length for length in plan.lengths})
+    return [(part, length) for part in parts_of(plan) for length in lengths] if lengths else []
+
+
+def stored_lengths(out: Path, plan: Plan, part: Part, length: int) -> list[LengthPoint] | None:
+    """The points of all mechanisms at a length; None if one is missing."""
+    path = _length_path(out, part, length)
+    if not path.exists():
+        return None
+    content = read_description(path, FORMAT, "measurement")
+    points = [LengthPoint.model_validate(point) for point in content["points"]]
+    return points if {point.mechanism for point in points} >= set(plan.labels) else None
+
+
+def run_length(out: Path, plan: Plan, part: Part, length: int, seconds: float, say: Say) -> list[LengthPoint]:
+    """Measures one length. seconds: a pass that took longer at a shorter length is not tried at this one."""
+    batch = shape_at(plan, length).batch
+    labels, points = list(plan.labels), []
+    for label, reason in _too_slow(out, plan, part, length, seconds).items():
+        labels.remove(label)
+        refused = LengthPoint(mechanism=label, part=part, length=length, batch=batch, status="refused", reason=reason)
+        points.append(refused)
+    while labels:
+        request = {"part": part, "length": length, "labels": labels}
+        found, last, why = _ask(out, "length", request, say)
+        if found is not None:
+            points += [LengthPoint.model_validate(point) for point in found]
+            break
+        gone = [last] if last in labels else list(labels)  # killed while all were timed: nobody knows who did it
+        for label in gone:
+            labels.remove(label)
+            failed = LengthPoint(mechanism=label, part=part, length=length, batch=batch, status="failed", reason=why)
+            points.append(failed)
+    order = {label: place for place, label in enumerate(plan.labels)}
+    points.sort(key=lambda point: order[point.mechanism])
+    path = _length_path(out, part, length)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"format": FORMAT, "points": [point.model_dump(mode="json") for point in points]})
+    return points
+
+
+def _length_path(out: Path, part: Part, length: int) -> Path:
+    return out / "lengths" / f"{part}-{length}.json"
+
+
+def _too_slow(out: Path, plan: Plan, part: Part, length: int, seconds: float) -> dict[str, str]:
+    """Mechanisms that are not tried at a length, since they failed or took too long at a shorter one."""
+    reasons: dict[str, str] = {}
+    for other_part, shorter in length_steps(plan):
+        if other_part != part or shorter >= length:
+            continue
+        for point in stored_lengths(out, plan, part, shorter) or ():
+            if point.status != "done":
+                reasons.setdefault(point.mechanism, str(point.reason))
+            elif point.training is not None and point.training.median > 1000 * seconds:
+                took = f"a training pass took {point.training.median / 1000:.1f} s at {number(shorter)} tokens"
+                reasons.setdefault(point.mechanism, f"over the time limit: {took}, the limit is {seconds:g} s")
+    return reasons
+
+
+def _ask(out: Path, kind: str, request: Mapping[str, Any], say: Say) -> tuple[Any, str, str]:
+    """What a child found, or None, with its last step and why it ended."""
+    answers: dict[str, Any] = {"begin": ""}
+
+    def hear(line: str) -> None:
+        answers.update(json.loads(line))
+        if answers["begin"]:
+            say(str(answers["begin"]))
+
+    ended = run_module(WORK, [str(out), kind, json.dumps(request)], out / LOG, hear, errors_apart=True)
+    return answers.get("found"), answers["begin"], str(answers.get("error", ended.reason))
+
+
+# ---------------------------------------------------------------------- decoding and approximation
+
+
+def trained_runs(out: Path, plan: Plan) -> dict[str, CellName]:
+    """The first finished cell of every mechanism."""
+    found: dict[str, CellName] = {}
+    for name in plan.cells():
+        stored = stored_cell(out, plan, name)
+        if stored is not None and stored.cell.status == "done":
+            found.setdefault(name.label, name)
+    return found
+
+
+def stored_decoding(out: Path) -> dict[str, Speed]:
+    path = out / DECODING
+    if not path.exists():
+        return {}
+    content = read_description(path, FORMAT, "measurement")
+    return {label: Speed(*values) for label, values in content["speeds"].items()}
+
+
+def decoding_is_current(out: Path, plan: Plan) -> bool:
+    """Whether every mechanism with a finished cell was measured; images are not decoded."""
+    if plan.recipe["task"] == "image-classification":
+        return True
+    return stored_decoding(out).keys() >= trained_runs(out, plan).keys()
+
+
+def run_decoding(out: Path, plan: Plan, say: Say) -> None:
+    """Measures all mechanisms that have a finished cell, side by side."""
+    runs = {label: str(_run(out, plan, name)) for label, name in trained_runs(out, plan).items()}
+    found, _, why = _ask(out, "decoding", {"runs": runs}, say)
+    speeds = found if found is not None else {label: [None, why] for label in runs}
+    write_json(out / DECODING, {"format": FORMAT, "speeds": speeds})
+
+
+def _run(out: Path, plan: Plan, name: CellName) -> Path:
+    return plan.run_of(name) or cell_folder(out, plan, name)
+
+
+class Approximation(NamedTuple):
+    """labels: the mechanisms of the plan then; run: the trained baseline; reason: why there are no points."""
+
+    labels: list[str]
+    run: str | None
+    points: list[ApproximationPoint]
+    reason: str | None
+
+
+def stored_approximation(out: Path) -> Approximation | None:
+    path = out / APPROXIMATION
+    if not path.exists():
+        return None
+    content = read_description(path, FORMAT, "measurement")
+    points = [ApproximationPoint.model_validate(point) for point in content["points"]]
+    return Approximation(content["labels"], content["run"], points, content["reason"])
+
+
+def approximation_is_current(out: Path, plan: Plan, baseline: str) -> bool:
+    stored = stored_approximation(out)
+    return stored is not None and (stored.labels, stored.run) == (plan.labels, _baseline_run(out, plan, baseline))
+
+
+def run_approximation(out: Path, plan: Plan, baseline: str, say: Say) -> None:
+    run = _baseline_run(out, plan, baseline)
+    found, _, why = _ask(out, "approximation", {"run": run and str(out / run)}, say)
+    content = {"labels": plan.labels, "run": run, "points": found or [], "reason": None if found is not None else why}
+    write_json(out / APPROXIMATION, {"format": FORMAT, **content})
+
+
+def _baseline_run(out: Path, plan: Plan, baseline: str) -> str | None:
+    """Relative to the comparison, so that its folder can move."""
+    name = trained_runs(out, plan).get(baseline)
+    return None if name is None else os.path.relpath(_run(out, plan, name), out)

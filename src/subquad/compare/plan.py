@@ -1,0 +1,115 @@
+"""What a comparison will do, as data: comparison.json in its folder.
+
+A later call may add mechanisms, seeds and lengths; what is there already does not change.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from subquad.compare.variants import TakenRun, Variant
+from subquad.data.fingerprints import digest
+from subquad.files import read_description, write_json
+from subquad.mixers.config import Options
+from subquad.train.run import differences
+
+FILE, FORMAT = "comparison.json", "subquad-comparison-plan-1"
+
+
+class CellName(NamedTuple):
+    """One training: of what, and with which seed."""
+
+    label: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.label}, seed {self.seed}"
+
+
+class Plan(Options):
+    """Everything that the numbers depend on, besides the machine."""
+
+    format: str = Field(FORMAT, description="of this file")
+    recipe: dict[str, Any] = Field(description="the recipe, complete")
+    decided: dict[str, Any] = Field(description="what the data decides about the model")
+    variants: tuple[Variant, ...] = Field(description="the mechanisms")
+    seeds: tuple[int, ...] = Field(description="of the trainings")
+    split: str = Field(description="on which quality is measured")
+    lengths: tuple[int, ...] = Field((), description="at which costs are measured")
+    tokens: int = Field(16384, ge=1, description="of a batch at every length")
+    repeats: int = Field(3, ge=1, description="of every measurement of time")
+    runs: tuple[TakenRun, ...] = Field((), description="finished runs that are cells")
+
+    def check(self) -> None:
+        slugs: dict[str, str] = {}
+        for label in self.labels:
+            other = slugs.setdefault(self.variant(label).slug.lower(), label)
+            if other != label:
+                raise ValueError(f"the labels {other!r} and {label!r} would name the same files")
+        if self.lengths and min(self.lengths) < 1:
+            raise ValueError(f"lengths must be at least 1 (got {min(self.lengths)})")
+        if too_long := [length for length in self.lengths if length > self.tokens]:
+            raise ValueError(f"a batch of {self.tokens} tokens holds no sequence of {too_long[0]}; raise the tokens")
+
+    @property
+    def labels(self) -> list[str]:
+        return [variant.label for variant in self.variants]
+
+    def variant(self, label: str) -> Variant:
+        return next(variant for variant in self.variants if variant.label == label)
+
+    def cells(self) -> list[CellName]:
+        """All trainings, seed by seed, so that the mechanisms can be compared as early as possible."""
+        made = [CellName(variant.label, seed) for seed in self.seeds for variant in self.variants if variant.trained]
+        return list(dict.fromkeys([*made, *(CellName(run.label, run.seed) for run in self.runs)]))
+
+    def run_of(self, cell: CellName) -> Path | None:
+        """The folder of a finished run that is this cell."""
+        return next((Path(run.folder) for run in self.runs if (run.label, run.seed) == cell), None)
+
+    def recipe_of(self, cell: CellName) -> dict[str, Any]:
+        """The whole recipe of a cell."""
+        train = {**self.recipe["train"], "seed": cell.seed}
+        return {**self.recipe, "model": self.variant(cell.label).model, "train": train}
+
+    def key_of(self, cell: CellName) -> str:
+        """What a cell's numbers depend on, in a few bytes."""
+        run = self.run_of(cell)
+        return digest([self.recipe_of(cell), self.split, None if run is None else str(run)])
+
+
+def open_plan(plan: Plan, out: Path) -> Plan:
+    """Writes the plan of a new comparison, or adds to that of an existing one; what differs is refused by name."""
+    before = read_plan(out) if (out / FILE).exists() else None
+    plan = plan if before is None else _grown(before, plan, out)
+    out.mkdir(parents=True, exist_ok=True)
+    if plan != before:
+        write_json(out / FILE, plan.model_dump(mode="json"))
+    return plan
+
+
+def read_plan(out: Path) -> Plan:
+    return Plan.parse(str(out / FILE), read_description(out / FILE, FORMAT, "comparison"))
+
+
+def _grown(before: Plan, now: Plan, out: Path) -> Plan:
+    old, new = (plan.model_dump(mode="json") for plan in (before, now))
+    fixed = ("recipe", "decided", "split", "tokens", "repeats")
+    changed = [name for part in fixed for name in differences(old[part], new[part], f"{part}.")]
+    variants = {variant["label"]: variant for variant in old["variants"]}
+    for variant in new["variants"]:
+        changed += differences(variants.get(variant["label"], variant), variant, f"{variant['label']}.")
+    runs = {(run.label, run.seed): run for run in before.runs}
+    changed += [run.folder for run in now.runs if runs.get((run.label, run.seed), run) != run]
+    if changed:
+        raise ValueError(f"{out} holds another comparison ({', '.join(changed)} differ); give another --out")
+    added = [variant for variant in now.variants if variant.label not in variants]
+    return before.model_copy(
+        update={
+            "variants": (*before.variants, *added),
+            "seeds": tuple(dict.fromkeys([*before.seeds, *now.seeds])),
+            "lengths": tuple(sorted({*before.lengths, *now.lengths})),
+            "runs": tuple({**runs, **{(run.label, run.seed): run for run in now.runs}}.values()),
+        }
+    )

@@ -1,0 +1,162 @@
+"""What a finished run tells: its learning curve, its costs, the order of its data, its scores."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from subquad.compare.result import Cell, CurvePoint, EpochCost, Metric, Score
+from subquad.compare.variants import mixing_of
+from subquad.data.batches import BatchPlan
+from subquad.data.prefetch import batch_seed
+from subquad.files import read_description
+from subquad.models import model_from
+from subquad.tasks.base import INPUTS, INPUTS_FORMAT
+from subquad.train.checkpoint import latest, read_state
+from subquad.train.log import RESUMED, read_metrics
+from subquad.train.recipe import Recipe, read_recipe
+from subquad.train.run import ENVIRONMENT, RECIPE
+from subquad.train.sources import task_of
+
+EPOCHS, BATCHES = 3, 4
+"""The checksum of the data's order is over the numbers of so many epochs and the content of so many batches."""
+METRICS = {
+    "translation": ("bleu", Metric(name="BLEU", better="higher")),
+    "language-model": ("ppl", Metric(name="perplexity", better="lower")),
+    "image-classification": ("top1", Metric(name="top-1", better="higher", unit=" %")),
+}
+"""What quality means: the name in evaluations and validations, and what people read."""
+SHARES = ("top1", "top5")
+"""Metrics that are shares of 1 in files, and percentages for people."""
+
+
+class Order(NamedTuple):
+    """checksum: of the batches in their order; updates: of an epoch."""
+
+    checksum: str
+    updates: int
+
+
+def describe_run(found: Cell, run: Path) -> None:
+    """Fills in what the run's files say, as far as there are any: a failed run has got somewhere, too."""
+    if not (run / RECIPE).exists() or not (run / INPUTS).exists():
+        return
+    recipe = read_recipe(run / RECIPE)
+    decided = read_description(run / INPUTS, INPUTS_FORMAT, "inputs of a model")["model"]
+    with torch.device("meta"):
+        model = model_from(recipe.model_data(decided))
+    found.parameters, found.config = model.parameter_count(), mixing_of(model)
+    found.setting = _setting(run, recipe)
+    if (path := latest(run / "checkpoints")) is not None:
+        found.training_seconds = 60 * read_state(path).extra["minutes"]
+    if (run / "metrics.jsonl").exists():
+        found.curve = curve(read_metrics(run / "metrics.jsonl"), recipe.task, found.training_seconds)
+        records = read_metrics(run / "metrics.jsonl", "train")
+        speeds = [record["targets_per_second"] for record in records if "targets_per_second" in record]
+        found.tokens_per_second = float(np.median(speeds)) if speeds else None
+
+
+def _setting(run: Path, recipe: Recipe) -> dict[str, Any]:
+    machine = json.loads((run / ENVIRONMENT).read_text()) if (run / ENVIRONMENT).exists() else {}
+    setting = {name: machine[name] for name in ("cpu", "threads", "torch") if name in machine}
+    budget = recipe.train.budget
+    limits = {"max_tokens": budget.max_tokens, "max_sentences": budget.max_sentences}
+    batch = ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
+    return {**setting, "precision": recipe.train.precision, "batch": batch, "accumulate": recipe.train.accumulate}
+
+
+# ---------------------------------------------------------------------- learning curve
+
+
+def curve(records: Sequence[Mapping[str, Any]], task: str, total: float | None) -> list[CurvePoint]:
+    """The validations. total: seconds of training until the last of them, from which those of the others follow.
+
+    The time between an interruption and going on is not counted.
+    """
+    name, _ = METRICS[task]
+    passed, points = 0.0, []
+    for before, record in zip([None, *records], records, strict=False):
+        if before is not None and record["event"] != RESUMED:
+            passed += max(0.0, record["time"] - before["time"])
+        if record["event"] == "valid":
+            points.append((passed, record))
+    start = 0.0 if total is None or not points else total - points[-1][0]
+    return [
+        CurvePoint(
+            update=record["update"],
+            seconds=None if total is None else max(0.0, start + seconds),
+            loss=_number(record.get("loss")),
+            value=_shown(name, _number(record.get(name))),
+        )
+        for seconds, record in points
+    ]
+
+
+def _number(value: Any) -> float | None:
+    """A log has words in the place of numbers that are not finite."""
+    return value if isinstance(value, int | float) else None
+
+
+def _shown(name: str, value: float | None) -> float | None:
+    return 100 * value if value is not None and name in SHARES else value
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def scores_of(evaluation: Path, task: str) -> dict[str, Score]:
+    """The metrics of an evaluation; the one that quality is judged by has its name for people."""
+    content = json.loads(evaluation.read_text())
+    main, metric = METRICS[task]
+    scores = {}
+    for name, found in content["metrics"].items():
+        scale = 100 if name in SHARES else 1
+        scores[metric.name if name == main else name] = Score(
+            value=scale * found["value"],
+            low=scale * found["low"],
+            high=scale * found["high"],
+            samples=content["samples"],
+            signature=found["signature"],
+        )
+    return scores
+
+
+# ---------------------------------------------------------------------- order of the data, cost of an epoch
+
+
+def order_of(run: Path) -> Order | None:
+    """From the run's own recipe and data; None where the data is gone."""
+    recipe = read_recipe(run / RECIPE)
+    text = recipe.task != "image-classification"
+    if text and recipe.data.folder is None and not (run / "data").exists():
+        return None
+    task, config = task_of(recipe, run / "data"), recipe.train
+    samples = task.samples("train", training=True)
+    plan = BatchPlan(*samples.sizes, budget=task.budget(config.budget), seed=config.seed)
+    total = hashlib.sha256()
+    epochs = [plan.epoch(number) for number in range(EPOCHS)]
+    for batches in epochs:
+        for batch in batches:
+            total.update(np.ascontiguousarray(batch).tobytes())
+            total.update(b"|")
+    for place, batch in enumerate(epochs[0][:BATCHES]):
+        for value in samples.batch(batch, batch_seed(config.seed, 0, place)).values():
+            total.update(value.contiguous().numpy().tobytes())
+    return Order(total.hexdigest(), -(-len(epochs[0]) // config.accumulate))
+
+
+def epoch_cost(found: Cell, run: Path, updates: int) -> EpochCost | None:
+    """An epoch of so many updates, at the run's mean time for an update, validations included."""
+    path = latest(run / "checkpoints")
+    if path is None or not found.training_seconds:
+        return None
+    state = read_state(path)
+    seconds = found.training_seconds / state.update * updates
+    setting = {**found.setting, "measured over": f"{state.update:,} updates, validations included"}
+    return EpochCost(
+        mechanism=found.mechanism, seconds=seconds, peak_bytes=found.peak_bytes, updates=updates, setting=setting
+    )

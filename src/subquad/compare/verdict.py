@@ -1,0 +1,271 @@
+"""The verdict in words, made from the numbers and never beyond what they show.
+
+A difference in quality is claimed where it is significant, a difference in time where the quartiles of the repeats do
+not overlap; everything else is called undecided, with its interval. Costs are stated at one measured length.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from subquad.compare.estimates import (
+    Difference,
+    Ratio,
+    Work,
+    crossover,
+    differences,
+    parameter_mismatch,
+    quality,
+    same_data_order,
+    speeds,
+)
+from subquad.compare.result import Metric, Part, Result
+from subquad.compare.words import evidence, listed, metric_value, number, probability, seeds, size, times
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement, and the numbers it rests on where they are not in it. The first of a verdict is its headline."""
+
+    kind: Literal["headline", "quality", "cost", "caveat"]
+    text: str
+    detail: str = ""
+
+
+def verdict(result: Result) -> list[Finding]:
+    """The headline, what was found about quality and cost, and what limits it."""
+    quality = [Finding("quality", text) for text in _quality(result)]
+    costs = [Finding("cost", text) for text in _costs(result)]
+    return [headline(result), *quality, *costs, *(Finding("caveat", text) for text in _caveats(result))]
+
+
+# ---------------------------------------------------------------------- where costs are stated
+
+
+def shown_part(result: Result) -> Part:
+    """The whole model where it was measured."""
+    return "full" if any(point.part == "full" for point in result.lengths) else "encoder"
+
+
+def shown_length(result: Result, part: Part) -> int | None:
+    """The measured length nearest to the one asked for, or the longest, among those where the baseline has a time."""
+    others = [label for label in result.labels if label != result.baseline]
+    common = {ratio.length for label in others for ratio in speeds(result, label, part, "training")}
+    if not common:
+        return None
+    wanted = result.focus_length
+    return max(common) if wanted is None else min(common, key=lambda length: (abs(length - wanted), length))
+
+
+def ratios_at(result: Result, part: Part, length: int, work: Work) -> dict[str, Ratio]:
+    """Speed of every other mechanism against the baseline at one length."""
+    others = [label for label in result.labels if label != result.baseline]
+    found = {label: speeds(result, label, part, work) for label in others}
+    return {label: ratio for label, ratios in found.items() for ratio in ratios if ratio.length == length}
+
+
+# ---------------------------------------------------------------------- headline
+
+
+def headline(result: Result) -> Finding:
+    """The fastest mechanism without a sign of being worse; failing that, the smallest loss; failing that, facts."""
+    part = shown_part(result)
+    length = shown_length(result, part)
+    found = differences(result)
+    if length is None:
+        return _headline_of_quality(result, found)
+    ratios = ratios_at(result, part, length, "training")
+    faster = {label: ratio for label, ratio in ratios.items() if ratio.clear and ratio.faster > 1}
+    if not faster:
+        text = f"At {number(length)} tokens no mechanism trains clearly faster than {result.baseline}."
+        return Finding("headline", text)
+    compared = [label for label in faster if label in found]
+    doubted = [label for label in compared if found[label].significant or found[label].apart]
+    sound = [label for label in compared if label not in doubted or not _worse(result, found[label])]
+    if sound or not compared:
+        label = max(sound or faster, key=lambda name: faster[name].faster)
+    else:
+        label = min(compared, key=lambda name: abs(found[name].mean))
+    gain = f"At {number(length)} tokens {label} trains {times(faster[label].faster)} as fast as {result.baseline}"
+    if label not in found:
+        return Finding("headline", f"{gain}; their {result.metric.name} was not compared.")
+    return Finding("headline", gain + _clause(result, found[label], len(found)), _detail(result, found[label]))
+
+
+def _clause(result: Result, found: Difference, comparisons: int) -> str:
+    metric = result.metric
+    if not found.significant and found.apart and comparisons > 1:
+        return f"; its difference in {metric.name} is not significant once corrected for {comparisons} comparisons."
+    if not found.significant:
+        return f", with no significant difference in {metric.name}."
+    word = "worse" if _worse(result, found) else "better"
+    return f" and is {word} by {metric_value(metric, abs(found.mean))} {metric.name}."
+
+
+def _detail(result: Result, found: Difference) -> str:
+    shown = metric_value(result.metric, found.mean, sign=True)
+    return f"Difference {shown} {result.metric.name}, {evidence(result.metric, found)}."
+
+
+def _headline_of_quality(result: Result, found: dict[str, Difference]) -> Finding:
+    name, base = result.metric.name, result.baseline
+    if not found:
+        return Finding("headline", f"Nothing can be concluded yet: no mechanism was compared with {base}.")
+    better = [label for label, item in found.items() if item.significant and not _worse(result, item)]
+    if not better:
+        text = f"No mechanism is significantly better than {base} in {name}; costs by length were not measured."
+        return Finding("headline", text)
+    label = max(better, key=lambda item: abs(found[item].mean))
+    text = f"{label} is better than {base} by {metric_value(result.metric, abs(found[label].mean))} {name}."
+    return Finding("headline", text, _detail(result, found[label]))
+
+
+def _worse(result: Result, found: Difference) -> bool:
+    return (found.mean < 0) == (result.metric.better == "higher")
+
+
+# ---------------------------------------------------------------------- quality and cost
+
+
+def _quality(result: Result) -> list[str]:
+    metric, base = result.metric, quality(result, result.baseline)
+    if base is None:
+        return []
+    found = differences(result)
+    against = f"{result.baseline} ({metric_value(metric, base.mean)} {metric.name}, {seeds(base.seeds)})"
+    significant = [label for label, item in found.items() if item.significant]
+    worse = [label for label in significant if _worse(result, found[label])]
+    groups = {
+        f"Significantly better than {against}": [label for label in significant if label not in worse],
+        f"Significantly worse than {against}": worse,
+        f"Not significantly different from {against}": [label for label in found if label not in significant],
+    }
+    texts = []
+    for words, labels in groups.items():
+        if labels:
+            order = sorted(labels, key=lambda label: -abs(found[label].mean))
+            shown = [f"{label} {_amount(metric, found[label], base.seeds)}" for label in order]
+            texts.append(f"{words}: {'; '.join(shown)}.")
+    return texts
+
+
+def _amount(metric: Metric, found: Difference, usual_seeds: int) -> str:
+    """ "−0.41 (−0.80 to −0.03, p = 0.13)"."""
+    low, high = (number(end, metric.digits, sign=True) for end in (found.low, found.high))
+    extra = "" if found.seeds == usual_seeds else f", {seeds(found.seeds)}"
+    return f"{metric_value(metric, found.mean, sign=True)} ({low} to {high}, {probability(found.p)}{extra})"
+
+
+def _costs(result: Result) -> list[str]:
+    part = shown_part(result)
+    length = shown_length(result, part)
+    if length is None:
+        return []
+    where = f"at {number(length)} tokens ({'whole model' if part == 'full' else 'encoder'}, {result.baseline} = 1)"
+    texts = []
+    for work in ("training", "inference"):
+        texts += _speed_text(f"{work.capitalize()} speed {where}", ratios_at(result, part, length, work))
+    return [*texts, *_memory_text(result, part, length, where), *_crossover_text(result, part)]
+
+
+def _speed_text(start: str, ratios: dict[str, Ratio]) -> list[str]:
+    order = sorted(ratios, key=lambda label: -ratios[label].faster)
+    clear = [f"{label} {times(ratios[label].faster)}" for label in order if ratios[label].clear]
+    tied = [label for label in order if not ratios[label].clear]
+    parts = [listed(clear)] if clear else []
+    if tied:
+        parts.append(f"no clear difference for {listed(tied)}")
+    return [f"{start}: {'; '.join(parts)}."] if parts else []
+
+
+def _memory_text(result: Result, part: Part, length: int, where: str) -> list[str]:
+    points = {label: result.lengths_of(label, part).get(length) for label in result.labels}
+    peaks = {label: point.training_bytes for label, point in points.items() if point and point.training_bytes}
+    base = peaks.pop(result.baseline, None)
+    if base is None or not peaks:
+        return []
+    order = sorted(peaks, key=lambda label: peaks[label])
+    shown = listed([f"{label} {times(peaks[label] / base)}" for label in order])
+    return [f"Peak memory of a training pass {where}: {shown} of {size(base)}."]
+
+
+def _crossover_text(result: Result, part: Part) -> list[str]:
+    found = {
+        label: place
+        for label in result.labels
+        if label != result.baseline and (place := crossover(result, label, part, "training"))
+    }
+    reached = sorted((place.length, label) for label, place in found.items() if place.length is not None)
+    parts = [f"{label} from about {number(length)} tokens" for length, label in reached]
+    for kind, words in (("always", "at every measured length"), ("never", "at none up to the longest")):
+        spans: dict[tuple[int, int], list[str]] = {}
+        for label, place in found.items():
+            if place.kind == kind:
+                spans.setdefault((place.first, place.last), []).append(label)
+        for (first, last), labels in spans.items():
+            parts.append(f"{listed(labels)} {words} ({number(first)} to {number(last)})")
+    return [f"Training is clearly faster than with {result.baseline}: {'; '.join(parts)}."] if parts else []
+
+
+# ---------------------------------------------------------------------- caveats
+
+
+def _caveats(result: Result) -> list[str]:
+    return [*_runs(result), *_seeds(result), *_fairness(result), *_gaps(result), *result.notes]
+
+
+def _runs(result: Result) -> list[str]:
+    texts = [
+        f"{cell.mechanism} (seed {cell.seed}) failed: {cell.reason}."
+        for cell in result.cells
+        if cell.status == "failed"
+    ]
+    missing = [f"{cell.mechanism} (seed {cell.seed})" for cell in result.cells if cell.status == "missing"]
+    return texts + ([f"Not trained yet: {listed(missing)}."] if missing else [])
+
+
+def _seeds(result: Result) -> list[str]:
+    found = differences(result)
+    single = [label for label, item in found.items() if item.interval == "samples"]
+    texts = []
+    if single:
+        texts.append(
+            f"One seed only for {listed(single)}: intervals and p-values come from resampling the test samples, and "
+            "say nothing about how much another seed would change."
+        )
+    if len(found) > 1:
+        texts.append(f"p-values, but not intervals, are corrected for {len(found)} comparisons (Holm).")
+    return texts
+
+
+def _fairness(result: Result) -> list[str]:
+    mismatch = parameter_mismatch(result)
+    texts = []
+    if mismatch:
+        shown = [f"{label} {number(100 * share, 1, sign=True)}%" for label, share in mismatch.items()]
+        texts.append(f"Parameters are not matched to those of {result.baseline}: {listed(shown)}.")
+    order = same_data_order(result)
+    if order is False:
+        texts.append("The order of the data differs between mechanisms: differences are not due to mixing alone.")
+    elif order is None and any(cell.status == "done" for cell in result.cells):
+        texts.append("Some runs do not say in which order they saw the data.")
+    changed = _changed_settings([point.setting for point in result.lengths if point.status == "done"])
+    if changed:
+        texts.append(f"Costs by length were not all measured under one setting ({listed(changed)} differ).")
+    return texts
+
+
+def _changed_settings(settings: Sequence[dict[str, object]]) -> list[str]:
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
+
+
+def _gaps(result: Result) -> list[str]:
+    gaps: dict[tuple[str, str, str], set[int]] = {}
+    for point in result.lengths:
+        if point.status != "done":
+            gaps.setdefault((point.mechanism, point.status, point.reason or "no reason given"), set()).add(point.length)
+    return [
+        f"{label} has no costs at {listed([number(length) for length in sorted(lengths)])} tokens ({status}: {reason})."
+        for (label, status, reason), lengths in gaps.items()
+    ]

@@ -1,0 +1,154 @@
+"""A synthetic comparison, made of formulas: nothing in it was measured."""
+
+import math
+import random
+
+from subquad.compare.result import (
+    ApproximationPoint,
+    Cell,
+    CurvePoint,
+    EpochCost,
+    LengthPoint,
+    Mechanism,
+    Metric,
+    Paired,
+    Part,
+    Result,
+    Score,
+    Timing,
+)
+
+LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
+TOKENS = 16384
+SETTING = {"device": "cpu", "dtype": "float32", "threads": 2, "dim": 256, "heads": 4}
+
+SHAPES = {  # label: BLEU, cost of a token in ms that does not grow and that grows with the length, bytes of a token
+    "softmax": (34.62, 0.0150, 0.0000290, 9_000),
+    "lightconv": (34.48, 0.0130, 0.0, 6_000),
+    "eva": (34.21, 0.0260, 0.0000011, 11_000),
+    "performer": (33.02, 0.0300, 0.0, 15_000),
+    "local window=32": (34.05, 0.0170, 0.0, 8_000),
+    "primal": (32.40, 0.0210, 0.0, 10_000),
+}
+
+
+def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result:
+    """Looks like a comparison of translation models. The last seed of performer fails."""
+    draw = random.Random(7)
+    result = Result(
+        title="Synthetic: Multi30k-like, English to German",
+        created="2025-01-31T12:00:00+00:00",
+        command="subquad compare recipe.yaml --mixers " + ",".join(label.split()[0] for label in labels),
+        task="translation",
+        metric=Metric(name="BLEU", better="higher", digits=2),
+        baseline=labels[0],
+        mechanisms=[Mechanism(label=label, mixer=label.split()[0]) for label in labels],
+        recipe={"task": "translation", "model": {"preset": "small", "encoder": {"mixer": "softmax"}}},
+        environment={"torch": "2.13.0", "python": "3.12.1", "cpu": "Example CPU at 3 GHz", "threads": 2},
+        focus_length=2048,
+    )
+    for seed in range(1, seeds + 1):
+        luck = draw.gauss(0, 0.15)
+        for label in labels:
+            result.cells.append(_cell(draw, label, seed, luck))
+    failing = [cell for cell in result.cells if cell.mechanism == "performer" and cell.seed == seeds and seeds > 1]
+    for cell in failing:
+        cell.reason = "the loss was not finite at update 3,100"
+        cell.status, cell.scores, cell.training_seconds = "failed", {}, None
+        cell.curve = [CurvePoint(update=500 * i, seconds=50 * i, loss=3 + 0.4 * i, value=18 - i) for i in range(1, 7)]
+    if seeds == 1:
+        result.paired = [_pair(result, label) for label in labels[1:]]
+    for label in labels:
+        for part in ("encoder", "full"):
+            result.lengths += [_length(draw, label, part, length) for length in LENGTHS]
+        result.epochs.append(
+            EpochCost(mechanism=label, seconds=60 * (1 + SHAPES[label][1] * 20), peak_bytes=900_000_000, updates=450)
+        )
+    result.approximation = [point for label in labels if label in ("eva", "performer") for point in _errors(label)]
+    return result
+
+
+def _cell(draw: random.Random, label: str, seed: int, luck: float) -> Cell:
+    bleu, fixed, _, size = SHAPES[label]
+    value = bleu + luck + draw.gauss(0, 0.12)
+    seconds = 400 * (1 + 20 * fixed)
+    updates = range(500, 6001, 500)
+    curve = [
+        CurvePoint(
+            update=update,
+            seconds=seconds * update / 6000,
+            loss=1.7 + 3.5 * math.exp(-update / 1300) + (34.6 - bleu) * 0.03 + draw.gauss(0, 0.01),
+            value=value * (1 - math.exp(-update / 1100)) + draw.gauss(0, 0.1),
+        )
+        for update in updates
+    ]
+    return Cell(
+        mechanism=label,
+        seed=seed,
+        status="done",
+        run=f"{label.split()[0]}-{seed}",
+        parameters=9_412_000 + (310_000 if label == "primal" else 0),
+        scores={"BLEU": Score(value=value, low=value - 1.1, high=value + 1.2, samples=1000)},
+        curve=curve,
+        training_seconds=seconds,
+        tokens_per_second=31_000 / (1 + 20 * fixed),
+        peak_bytes=600_000_000 + 20_000 * size,
+        decoded_per_second=900 / (1 + 10 * fixed),
+        data_order=f"order-of-seed-{seed}",
+        setting=SETTING,
+    )
+
+
+def _pair(result: Result, label: str) -> Paired:
+    ours, base = (result.cells_of(name)[0].scores["BLEU"].value for name in (label, result.baseline))
+    difference = ours - base
+    p = math.exp(-4 * abs(difference))
+    return Paired(
+        mechanism=label,
+        seed=1,
+        difference=difference,
+        low=difference - 0.6,
+        high=difference + 0.6,
+        p_value=p,
+        samples=1000,
+    )
+
+
+def _length(draw: random.Random, label: str, part: Part, length: int) -> LengthPoint:
+    _, fixed, growing, size = SHAPES[label]
+    if label == "softmax" and length == LENGTHS[-1] and part == "full":
+        return LengthPoint(
+            mechanism=label, part=part, length=length, batch=1, status="failed", reason="out of memory", setting=SETTING
+        )
+    scale = 1.0 if part == "encoder" else 2.2
+    ms = scale * TOKENS * (fixed + growing * length) * draw.uniform(0.97, 1.03)
+    peak = int(scale * TOKENS * (size + (4 * length if label == "softmax" else 0)))
+    return LengthPoint(
+        mechanism=label,
+        part=part,
+        length=length,
+        batch=TOKENS // length,
+        training=Timing(median=ms, low=0.97 * ms, high=1.05 * ms, repeats=5),
+        inference=Timing(median=ms / 3, low=0.32 * ms, high=0.35 * ms, repeats=5),
+        training_bytes=peak,
+        inference_bytes=peak // 4,
+        flops=int(2e6 * ms),
+        parameters=9_412_000,
+        setting=SETTING,
+    )
+
+
+def _errors(label: str) -> list[ApproximationPoint]:
+    start = 0.3 if label == "eva" else 0.8
+    return [
+        ApproximationPoint(
+            mechanism=label,
+            option=f"samples={count}",
+            error=start * (16 / count) ** 0.5,
+            cost=0.1 + count / 300,
+            source="trained",
+            length=1024,
+            setting=SETTING,
+        )
+        for count in (16, 32, 64, 128, 256)
+    ]
