@@ -47,8 +47,8 @@ TITLES = {
     "translation": "time of a token without streaming states over that with them",
     "language-float32": "time that memory needs to read the weights once, over that of a token",
     "language-int8": "time of a token of the plain float32 model over that with int8 weights",
-    "growth": "time of a token at the last position over that at the first",
-    "growth-state": "bytes of the state at the last position over those at the first",
+    "growth": "time of a token at the later position over that at the earlier",
+    "growth-state": "bytes of the state at the later position over those at the earlier",
     "run": f"tokens a second over the {ORIGINAL} of the original program",
     "run-int8": "perplexity of the references with int8 weights over that with float32",
 }
@@ -76,14 +76,14 @@ class WholeScorer:
 
 @torch.inference_mode()
 def translation(effort: Effort) -> Iterator[Result]:
-    """Beam search of a fixed length over 8 sentences."""
+    """Beam search of a fixed length over two sentences."""
     time_, beam, size = (4, 2, {"vocab": 50, "dim": 32}) if effort.quick else (64, 4, {"vocab": 8000, "dim": 512})
     torch.manual_seed(0)
     sizes = {"source_vocab": size["vocab"], "target_vocab": size["vocab"], "dim": size["dim"]}
     model = cast(Seq2Seq, build_model("lightconv_iwslt_de_en", **sizes).eval())
-    source = torch.randint(4, size["vocab"], (8, time_ // 2))
+    source = torch.randint(4, size["vocab"], (2, time_ // 2))
     options = DecodeOptions(beam=beam, min_len=time_, max_len_b=time_)
-    request = Request(torch.full((8,), SYMBOLS.eos), torch.full((8,), time_))
+    request = Request(torch.full((2,), SYMBOLS.eos), torch.full((2,), time_))
 
     def search(scorer: Callable[[], Scorer]) -> list[list[int]]:
         found = beam_search(scorer(), request, options, SYMBOLS)
@@ -95,7 +95,7 @@ def translation(effort: Effort) -> Iterator[Result]:
         "streaming": lambda: TargetScorer(model, source, None),
         "streaming, prepared": lambda: TargetScorer(fast, source, None),
     }
-    labels = {"model": "lightconv_iwslt_de_en", "sentences": 8, "beam": beam, "tokens": time_}
+    labels = {"model": "lightconv_iwslt_de_en", "sentences": 2, "beam": beam, "tokens": time_}
     expected = search(scorers["without state"])
     for name in ("streaming", "streaming, prepared"):
         if search(scorers[name]) != expected:
@@ -111,10 +111,11 @@ def translation(effort: Effort) -> Iterator[Result]:
 # ---------------------------------------------------------------------- language
 
 
-def language_model(mixer: str, quick: bool, layers: int = 6, dim: int = 512, **options: Any) -> LanguageModel:
+def language_model(mixer: str, size: tuple[int, int, int], **options: Any) -> LanguageModel:
+    """size: layers, width, words."""
     torch.manual_seed(0)
-    dim, hidden, vocab = (32, 64, 100) if quick else (dim, 4 * dim, 32_000)
-    stack = {"layers": layers, "hidden": hidden, "heads": 8, "norm": "pre", "mixer": {"name": mixer, **options}}
+    layers, dim, vocab = size
+    stack = {"layers": layers, "hidden": 4 * dim, "heads": 8, "norm": "pre", "mixer": {"name": mixer, **options}}
     return cast(LanguageModel, build_model("language-model", vocab=vocab, dim=dim, decoder=stack).eval())
 
 
@@ -132,9 +133,9 @@ def greedy(model: LanguageModel, count: int, state: StackState | None = None) ->
 @torch.inference_mode()
 def language(effort: Effort) -> Iterator[Result]:
     """Greedy decoding of one text with six layers of width 512 and 32,000 words."""
-    count = 4 if effort.quick else 32
+    count, size = (4, (6, 32, 100)) if effort.quick else (32, (6, 512, 32_000))
     for mixer in ("lightconv", "softmax"):
-        model = language_model(mixer, effort.quick)
+        model = language_model(mixer, size)
         models = {"plain": model, "float32": prepared(model, "float32"), "int8": prepared(model, "int8")}
         weights = sum(parameter.numel() for parameter in model.parameters())
         filler = torch.zeros(weights)  # as many bytes as the weights; read, they leave no weight in a cache
@@ -177,22 +178,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @torch.inference_mode()
 def growth(effort: Effort) -> Iterator[Result]:
-    """Every token up to the last position is decoded, by two layers of width 256."""
+    """Every token up to the later position is decoded, by two layers of width 256; then each position's next one."""
     early, late, stretch = (8, 32, 4) if effort.quick else (256, 4096, 64)
+    size = (2, 32, 100) if effort.quick else (2, 256, 1000)
     for mixer in available():
         if not mixer_class(mixer).capabilities.causal:
             continue
         kept = mixer_class(mixer).capabilities.state
-        model = prepared(language_model(mixer, effort.quick, layers=2, dim=256, **OPTIONS.get(mixer, {})), "float32")
-        state, position, times, held = model.init_state(1), 0, {}, {}
-        for end in (early, late):
-            _, state = greedy(model, end - stretch - position, state)
-            each = []
-            for _ in range(stretch):
+        model = prepared(language_model(mixer, size, **OPTIONS.get(mixer, {})), "float32")
+        _, first = greedy(model, early)
+        _, last = greedy(model, late - early, first)
+        states, seconds = {early: first, late: last}, {early: [], late: []}
+        for _ in range(stretch):  # in turns: a machine that slows down for a while slows both down
+            for end, state in states.items():
                 start = time.perf_counter()
-                _, state = greedy(model, 1, state)
-                each.append(time.perf_counter() - start)
-            times[end], held[end], position = statistics.median(each), state_bytes(state), end
+                greedy(model, 1, state)
+                seconds[end].append(time.perf_counter() - start)
+        times = {end: statistics.median(each) for end, each in seconds.items()}
+        held = {end: state_bytes(state) for end, state in states.items()}
         labels = {"mechanism": mixer, "state": kept}
         constant = "O(1)" in kept
         numbers = {f"ms at {end}": value * 1e3 for end, value in times.items()}

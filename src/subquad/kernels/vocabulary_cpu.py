@@ -1,8 +1,8 @@
 """Normaliser and largest entries of long rows, compiled by numba: see `vocabulary.py`.
 
 torch's logsumexp writes its exponentials to memory; here they are added up where they are made, 64 sums at a time.
-torch's topk sorts; here a row is read once, and the few entries above the smallest of the largest so far are put among
-them: of n entries in any order about count * log(n / count).
+torch's topk sorts; here a row is read once, 64 entries at a time, and the few above the smallest of the largest so far
+are put among them: of n entries in any order about count * log(n / count).
 """
 
 # ruff: noqa: ARG001 (numba gives an intrinsic the types of its operands, of which most are known)
@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import prange, types
 from numba.extending import intrinsic
 from torch import Tensor
@@ -31,6 +33,25 @@ from subquad.kernels.numba_tools import (
     view,
 )
 from subquad.kernels.softmax_cpu import exponential
+
+
+def _raising(width: int) -> Callable[..., None]:
+    """tops[i] = max(tops[i], values[at + i]), i < width."""
+
+    @intrinsic
+    def raise_tops(_: Any, tops: Any, values: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            (tops_type, values_type, _), (tops, values, at) = signature.args, args
+            size = values_type.dtype.bitwidth // 8
+            pointer = vector_at(context, builder, tops_type, tops, at.type(0), width)
+            x = load(builder, vector_at(context, builder, values_type, values, at, width), size)
+            top = load(builder, pointer, size)
+            builder.store(builder.select(builder.fcmp_ordered(">", x, top), x, top), pointer).align = size
+            return context.get_dummy_value()
+
+        return types.void(tops, values, index_type), generate
+
+    return raise_tops
 
 
 def _adding(width: int) -> Callable[..., None]:
@@ -54,55 +75,91 @@ def _adding(width: int) -> Callable[..., None]:
     return add_exponentials
 
 
-_add_64 = _adding(64)
+_raise_64, _add_64 = _raising(64), _adding(64)
+
+
+def _comparing(width: int) -> Callable[..., bool]:
+    """Whether any of values[at + i], i < width, is above limits[place]."""
+
+    @intrinsic
+    def any_above(_: Any, values: Any, at: Any, limits: Any, place: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            (values_type, _, limits_type, _), (values, at, limits, place) = signature.args, args
+            size = values_type.dtype.bitwidth // 8
+            limit = load(builder, vector_at(context, builder, limits_type, limits, place, 1), size)
+            x = load(builder, vector_at(context, builder, values_type, values, at, width), size)
+            above = builder.fcmp_ordered(">", x, repeat(builder, limit, width))
+            bits = builder.bitcast(above, ir.IntType(width))
+            return builder.icmp_unsigned("!=", bits, bits.type(0))
+
+        return types.boolean(values, index_type, limits, index_type), generate
+
+    return any_above
+
+
+_any_of_64 = _comparing(64)
 
 
 @compiled
-def _log_sums(out, values, largest, count):  # type: ignore[no-untyped-def]
-    """out[r] = largest[r] + log sum_i exp(values[r, i] - largest[r]), of flat arrays with `count` entries a row."""
+def _log_sums(out, values, count):  # type: ignore[no-untyped-def]
+    """out[r] = top + log sum_i exp(values[r, i] - top), top = max_i values[r, i], of flat rows of `count` entries."""
     n = unsigned(count)
     for row in prange(out.size):
-        sums = np.zeros(64, values.dtype)
-        at, end = unsigned(row) * n, (unsigned(row) + ONE) * n
-        while at + SIXTY_FOUR <= end:
-            _add_64(sums, values, at, largest, unsigned(row))
-            at += SIXTY_FOUR
+        sums, tops = np.zeros(64, values.dtype), np.full(64, -np.inf, values.dtype)
+        start, end = unsigned(row) * n, (unsigned(row) + ONE) * n
+        rest = end - n % SIXTY_FOUR
+        for at in range(start, rest, SIXTY_FOUR):
+            _raise_64(tops, values, unsigned(at))
+        for at in range(rest, end):
+            tops[0] = max(tops[0], values[at])
+        tops[0] = tops.max()
+        for at in range(start, rest, SIXTY_FOUR):
+            _add_64(sums, values, unsigned(at), tops, unsigned(0))
         total = sums.sum()
-        while at < end:
-            total += math.exp(values[at] - largest[row])
-            at += ONE
-        out[row] = largest[row] + math.log(total)
+        for at in range(rest, end):
+            total += math.exp(values[at] - tops[0])
+        out[row] = tops[0] + math.log(total)
+
+
+@numba.njit(inline="always")
+def _insert(best, at, value, place, slot):  # type: ignore[no-untyped-def]
+    """Puts a value among those before `slot`, which fall, and drops what stands in `slot`."""
+    while slot > 0 and best[slot - 1] < value:
+        best[slot], at[slot] = best[slot - 1], at[slot - 1]
+        slot -= 1
+    best[slot], at[slot] = value, place
 
 
 @compiled
 def _largest(found, places, values, count):  # type: ignore[no-untyped-def]
     """found[r], places[r]: the largest entries of row r of flat values with `count` entries a row, in falling order."""
-    n, most = unsigned(count), found.shape[1]
+    most = found.shape[1]
+    last = unsigned(most - 1)
     for row in prange(found.shape[0]):
         best = np.full(most, -np.inf, values.dtype)
-        at = np.zeros(most, np.int64)
-        taken = 0
-        start = unsigned(row) * n
-        least = best[0]
-        for i in range(n):
-            value = values[start + unsigned(i)]
-            if value > least or taken < most:
-                slot = min(taken, most - 1)
-                while slot > 0 and best[slot - 1] < value:
-                    best[slot], at[slot] = best[slot - 1], at[slot - 1]
-                    slot -= 1
-                best[slot], at[slot] = value, i
-                taken = min(taken + 1, most)
-                least = best[most - 1]
+        at = np.arange(most)
+        start = unsigned(row) * unsigned(count)
+        for i in range(min(most, count)):
+            _insert(best, at, values[start + unsigned(i)], i, i)
+        i = min(most, count)
+        while i < count:
+            whole = i + 64 <= count
+            if whole and not _any_of_64(values, start + unsigned(i), best, last):
+                i += 64
+                continue
+            for place in range(i, i + 64 if whole else count):
+                value = values[start + unsigned(place)]
+                if value > best[most - 1]:
+                    _insert(best, at, value, place, most - 1)
+            i += 64
         for slot in range(most):
             found[row, slot], places[row, slot] = best[slot], at[slot]
 
 
 def log_sum_exp(values: Tensor) -> Tensor:
     values = plain(values)
-    largest = values.amax(-1)
-    out = torch.empty_like(largest)
-    run(_log_sums, view(out), view(values).ravel(), view(largest), values.shape[-1])
+    out = values.new_empty(values.shape[0])
+    run(_log_sums, view(out), view(values).ravel(), values.shape[-1])
     return out
 
 

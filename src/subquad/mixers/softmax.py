@@ -21,6 +21,9 @@ from subquad.mixers.base import Capabilities, register
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.state import CrossState, State, advanced, append_at, fresh_lengths
 
+FEW_QUERIES = 16
+"""Decoding has so few queries at a time that torch's fused kernel on the CPU costs more than it saves."""
+
 
 class SoftmaxConfig(AttentionConfig):
     attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the attention probabilities")
@@ -72,7 +75,17 @@ class SoftmaxHeads(AttentionMixer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
         drop = self.config.attention_dropout if self.training else 0.0
+        if q.shape[2] <= FEW_QUERIES and q.device.type == "cpu" and not (drop or causal or torch.is_grad_enabled()):
+            return _attend_plainly(q, k, v, allowed)
         return F.scaled_dot_product_attention(q, k, v, allowed, drop, is_causal=causal)
+
+
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
+    """The equation as it stands: one table of weights for every query."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if allowed is not None:
+        scores = scores.masked_fill(allowed.logical_not(), -float("inf"))
+    return scores.softmax(-1) @ v
 
 
 @register("softmax")
@@ -112,6 +125,8 @@ class Softmax(SoftmaxHeads):
 
     def remember(self, context: Tensor, layout: Layout) -> SoftmaxContext:
         k, v = self.project_part(context, 1, 3)
+        if not torch.is_grad_enabled():  # many steps will read them
+            k, v = k.contiguous(), v.contiguous()
         return SoftmaxContext(layout.lengths(context), k, v, layout.valid is not None)
 
     def recall(self, x: Tensor, memory: SoftmaxContext) -> Tensor:

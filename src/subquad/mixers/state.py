@@ -45,7 +45,8 @@ def keep_last(buffer: Tensor, new: Tensor | None, count: int, dim: int) -> Tenso
     entries of the chunk are tokens, None: all are. Row b keeps entries new[b] .. new[b] + count - 1.
     """
     if new is None:
-        return buffer.narrow(dim, buffer.shape[dim] - count, count).clone()  # a copy: the chunk may be long
+        last = buffer.narrow(dim, buffer.shape[dim] - count, count)
+        return last.clone() if buffer.shape[dim] > 2 * count else last  # a view would keep a long chunk alive
     index = new[:, None] + torch.arange(count, device=new.device)
     shape = [1] * buffer.dim()
     shape[0], shape[dim] = buffer.shape[0], count
