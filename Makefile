@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # One torch thread per test process: processes that each start a thread per core slow one another down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test nightly lint format docs bench clean
+.PHONY: demo test nightly lint format docs bench bench-decode clean
 
 demo: $(INSTALLED)
 	$(BIN)/subquad demo
@@ -35,6 +35,10 @@ docs: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/mechanisms.py $(ONLY) --json docs/performance.json --plot docs/performance.svg \
 	  --write-docs docs/performance.md
+
+# The figures of docs/decoding.md: three minutes on an idle machine. A trained run too: make bench-decode ONLY="--run RUN ..."
+bench-decode: $(INSTALLED)
+	$(BIN)/python benchmarks/decode.py $(ONLY) --json docs/decoding.json --write-docs docs/decoding.md
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import torch
 from measured import MEGABYTE, QUICK, Effort, Result, side_by_side
-from page import described, missed, numeric_columns, table
+from page import described, filled, missed, numeric_columns, table
 from torch import Tensor
 
 from subquad.allocator import set_up_command
@@ -300,6 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(lines)
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.write_docs is not None:
+        options.write_docs.write_text(filled(options.write_docs.read_text(), report, TITLES))
     return int(failed)
 
 
@@ -316,6 +318,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="least repeats of everything (default 5)")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds that repeats may go on for (default 20)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
+    parser.add_argument("--write-docs", type=Path, metavar="FILE", help="fill the generated parts of a page")
     options = parser.parse_args(arguments)
     if options.threads < 1 or options.repeats < 1:
         parser.error("--threads and --repeats must be at least 1")

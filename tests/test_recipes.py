@@ -142,9 +142,9 @@ def test_dry_run_finds_data_that_is_there(tmp_path: Path, capsys: pytest.Capture
 def test_dotted_changes() -> None:
     recipe = read_recipe(
         RECIPES["small/wikitext2_eva"],
-        ["train.updates=7", "model.decoder.mixer.window=16", "optim.betas=[0.9, 0.95]", "train.precision=bfloat16"],
+        ["train.updates=7000", "model.decoder.mixer.window=16", "optim.betas=[0.9, 0.95]", "train.precision=bfloat16"],
     )
-    assert (recipe.train.updates, recipe.optim.betas, recipe.train.precision) == (7, (0.9, 0.95), "bfloat16")
+    assert (recipe.train.updates, recipe.optim.betas, recipe.train.precision) == (7000, (0.9, 0.95), "bfloat16")
     assert recipe.model["decoder"]["mixer"] == {"name": "eva", "window": 16, "chunk_size": 8, "relative": "t5"}
     recipe = read_recipe(RECIPES["small/wikitext2_eva"], ["model.decoder.mixer=performer"])
     assert recipe.model["decoder"]["mixer"] == "performer"

@@ -28,7 +28,7 @@ from subquad.models.presets import merged
 from subquad.train.checkpoint import Rotation
 from subquad.train.log import TrackConfig
 from subquad.train.optim import OptimConfig
-from subquad.train.schedules import ScheduleConfig
+from subquad.train.schedules import Schedule, ScheduleConfig
 
 KINDS = {
     "translation": ("encoder-decoder",),
@@ -142,6 +142,7 @@ class Recipe(Options):
 
     def check(self) -> None:
         self.data.check_task(self.task)
+        Schedule(self.schedule, self.train.updates, self.train.epochs)  # refuses what has no length, or too little
         if self.data.mixing is not None and self.train.smoothing:
             raise ValueError("mixed targets are smoothed by data.mixing.smoothing; leave train.smoothing out")
         options = self.model_data({})
