@@ -131,6 +131,7 @@ def make_plan(
 
 def work(comparison: "Comparison", share: "Share") -> None:
     """Computes what is open; Ctrl-C and the end of a job's time leave something to go on with."""
+
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,83 +1,54 @@
-"""`subquad demo`: the same small task with several mechanisms, and what each costs."""
+"""`subquad demo`: a comparison of three mechanisms on an embedded set, in a few minutes."""
 
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.output import print_table
+from subquad.cli.compare import finish, make_plan, work
 
-MECHANISMS: dict[str, dict[str, Any]] = {
-    "softmax": {"name": "softmax"},
-    "lightconv": {"name": "lightconv", "kernel_size": [3, 7]},
-    "eva": {"name": "eva", "window": 16, "chunk_size": 8, "relative": "t5"},
+MIXERS = "softmax,lightconv,eva"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "lightconv": {"kernel_size": [3, 7]},
+    "eva": {"window": 2, "landmarks": 4, "relative": "table", "dims": 2},
+}
+LENGTHS, TOKENS, SECONDS = (256, 1024, 4096), 4096, 5
+WARMUP = 50
+RECIPE: dict[str, Any] = {
+    "task": "image-classification",
+    "data": {"embedded": "digits"},
+    "model": {"preset": "vision_small", "patch": 2, "dim": 64, "encoder": {"heads": 4, "hidden": 128}},
+    "optim": {"name": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.05, "decay_vectors": False},
+    "schedule": {"kind": "cosine", "lr": 2e-3, "warmup_updates": WARMUP},
 }
 
 
 def demo(
-    updates: Annotated[int, typer.Option(min=1, help="Updates for each mechanism.")] = 240,
+    updates: Annotated[int, typer.Option(min=WARMUP + 1, help="Updates of each training.")] = 250,
+    seeds: Annotated[str, typer.Option(help="As for `subquad compare`.")] = "3",
+    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/demo"),
 ) -> None:
-    """Train a small translation model with three mechanisms on an embedded set, and compare them."""
+    """Compare three mechanisms on embedded images of digits: a table, and a page that opens offline.
+
+    It is `subquad compare` with settings for two cores and a few minutes, and as that goes on after an interruption.
+    """
+    from subquad.compare.runner import ALL, Comparison
     from subquad.train.recipe import Recipe
-    from subquad.train.sources import task_of
 
-    with tempfile.TemporaryDirectory() as folder:
-        rows = []
-        for name, mixer in MECHANISMS.items():
-            recipe = Recipe.parse("demo", _recipe(mixer, updates))
-            task = task_of(recipe, Path(folder) / "data")
-            rows.append([name, *_trained(recipe, task, Path(folder) / name)])
-    headers = [
-        "mechanism",
-        "parameters",
-        "valid loss",
-        "valid ppl",
-        "target tokens/s",
-        "seconds",
-        "peak MB of an update",
-    ]
-    print_table(headers, rows, numeric=range(1, len(headers)))
-    print("\nTranslation of dates, times, numbers, units and names from English to German, generated from CLDR;")
-    print(f"{updates} updates each, the same data in the same order. `subquad train` trains on your own files.")
-
-
-def _recipe(mixer: dict[str, Any], updates: int) -> dict[str, Any]:
-    return {
-        "task": "translation",
-        "data": {"embedded": "phrases", "tokenizer": {"kind": "bpe", "vocab_size": 2000}},
-        "model": {
-            "preset": "translation_small",
-            "shared_embedding": True,
-            "encoder": {"mixer": mixer},
-            "decoder": {"mixer": mixer},
-        },
-        "schedule": {"kind": "inverse-sqrt", "lr": 3e-3, "warmup_updates": 100},
-        "train": {"updates": updates, "budget": {"max_tokens": 2048}, "smoothing": 0.1},
-    }
-
-
-def _trained(recipe: Any, task: Any, run: Path) -> list[str]:
-    """The cells of a mechanism's row, after training it."""
-    from subquad.compare.profiling import peak_bytes
-    from subquad.train.log import Progress
-    from subquad.train.loop import Trainer
-
-    with Progress() as progress:
-        trainer = Trainer(recipe, task, run, progress, [])
-        progress.note(f"{run.name}: {trainer.model.parameter_count():,} parameters")
-        start = time.monotonic()
-        metrics = trainer.fit()
-        seconds = time.monotonic() - start
-    batch = task.samples("train", training=True).batch(trainer.plan.epoch(0)[0])
-    peak = peak_bytes(lambda: task.loss(trainer.model, batch).total.backward(), trainer.device)
-    speed = trainer.targets / seconds
-    return [
-        f"{trainer.model.parameter_count():,}",
-        f"{metrics['loss']:.3f}",
-        f"{metrics['ppl']:.2f}",
-        f"{speed:,.0f}",
-        f"{seconds:.0f}",
-        f"{peak / 1e6:.0f}",
-    ]
+    train = {"updates": updates, "budget": {"max_sentences": 64}, "smoothing": 0.1, "validate_every": 50}
+    plan = make_plan(
+        Recipe.parse("demo", {**RECIPE, "train": train}).model_dump(mode="json"),
+        out,
+        mixers=MIXERS,
+        options=OPTIONS,
+        runs=[],
+        baseline="softmax",
+        seeds=seeds,
+        split=None,
+        lengths=LENGTHS,
+        tokens=TOKENS,
+        repeats=3,
+    )
+    comparison = Comparison(out, plan, "softmax", SECONDS)
+    work(comparison, ALL)
+    finish(comparison, "Demo: handwritten digits", "subquad demo")

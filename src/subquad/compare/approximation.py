@@ -110,9 +110,7 @@ def _setting(mixer: AttentionMixer, x: Tensor) -> dict[str, Any]:
     return {"mixer": shown, "rows": x.shape[0], "draws": DRAWS, "threads": torch.get_num_threads()}
 
 
-def _sweep(
-    name: str, options: dict[str, Any], length: int, grid: tuple[int, int] | None
-) -> list[tuple[str, Any]]:
+def _sweep(name: str, options: dict[str, Any], length: int, grid: tuple[int, int] | None) -> list[tuple[str, Any]]:
     """Values of the option that trades error for cost, none beyond the length; [("", None)] without such an option.
 
     Windows of a grid are counted by their sides.

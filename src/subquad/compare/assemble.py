@@ -104,6 +104,6 @@ def _notes(out: Path, plan: Plan, baseline: str) -> list[str]:
             reasons.setdefault(reason, []).append(variant.label)
     for reason, labels in reasons.items():
         notes.append(f"No distance from exact attention for {listed(labels)}: {reason}.")
-    if approximation.run is None or not any(point.source == "trained" for point in approximation.points):
+    if approximation.points and not any(point.source == "trained" for point in approximation.points):
         notes.append("The distance from exact attention is known for random activations only.")
     return notes

@@ -67,18 +67,20 @@ def run_cell(out: Path, plan: Plan, name: CellName, say: Say) -> Cell:
     failure = _train(out, plan, name, say) if run == folder else None
     if failure is None:
         words = ["evaluate", str(run), "--split", plan.split, "--out", str(folder / EVALUATION)]
-        ended = run_module(COMMANDS, words, folder / LOG, say)
+        ended = run_module(COMMANDS, words, folder / LOG, lambda line: say(line) if line.startswith("[") else None)
         failure = f"evaluation: {ended.reason}" if ended.code else None
     cell = Cell(mechanism=name.label, seed=name.seed, run=os.path.relpath(run, out))
     describe_run(cell, run)
-    cell.peak_bytes = _stored_peak(folder) or None
+    if peak := _stored_peak(folder):
+        cell.peak_bytes = peak
+        cell.setting |= {"memory": "resident peak of the training process"}
     epoch = None
     if failure is None:
         cell.status = "done"
         cell.scores = scores_of(folder / EVALUATION, plan.recipe["task"])
         cell.per_sample = os.path.relpath(samples_path(folder / EVALUATION), out)
         if (order := order_of(run)) is not None:
-            cell.data_order, epoch = order.checksum, epoch_cost(cell, run, order.updates)
+            cell.data_order, epoch = order.checksum, epoch_cost(cell, run, order)
     else:
         cell.reason = failure
         cell.status = "failed"
@@ -96,7 +98,7 @@ def _train(out: Path, plan: Plan, name: CellName, say: Say) -> str | None:
         own.symlink_to(os.path.relpath(shared, folder))
     ended = run_module(COMMANDS, ["train", str(folder / GIVEN), "--out", str(folder)], folder / LOG, say)
     peak = max(_stored_peak(folder), ended.peak_bytes or 0)  # of all the processes that a run took
-    write_json(folder / PEAK, {"peak_bytes": peak, "of": "resident memory of the training process"})
+    write_json(folder / PEAK, {"peak_bytes": peak})
     return f"training: {ended.reason}" if ended.code else None
 
 

@@ -47,7 +47,7 @@ def measure_decoding(
             found[label] = Speed(None, str(refusal))
         else:
             work[label] = write
-    begin("")
+    begin("all, side by side")
     if device is not None:
         seconds = interleaved_seconds(work, repeats, synchronize=synchronizer(device))
         for label, times in seconds.items():

@@ -33,6 +33,8 @@ from subquad.tasks.losses import class_loss, word_loss
 from subquad.train.recipe import Recipe
 
 Begin = Callable[[str], None]
+TIMING = "all, side by side"
+"""The step in which no single mechanism is at work."""
 PYRAMID_PATCH = 4
 """Pixels between the cells of a pyramid's finest grid."""
 
@@ -89,7 +91,7 @@ def measure_length(plan: Plan, part: Part, length: int, labels: Sequence[str], b
             point.status, point.reason = "failed", str(failure)
         except Exception as crash:  # out of memory, or a mechanism with a mistake: the others are still measured
             point.status, point.reason = "failed", f"{type(crash).__name__}: {crash}".partition("\n")[0]
-    begin("")
+    begin(TIMING)
     done = [point for point in points if point.status == "done"]
     for kind in ("inference", "training"):
         work: dict[str, Work] = {point.mechanism: getattr(passes[point.mechanism], kind) for point in done}

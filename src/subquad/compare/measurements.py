@@ -8,14 +8,12 @@ What is in a file is not measured again. A mechanism that joins later makes the 
 can be compared only where they were taken side by side.
 """
 
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from subquad.compare.cells import cell_folder, stored_cell
-from subquad.compare.children import Say, run_module
+from subquad.compare.children import Say, Worker
 from subquad.compare.decoding import Speed
 from subquad.compare.lengths import parts_of, shape_at
 from subquad.compare.plan import CellName, Plan
@@ -44,8 +42,16 @@ def stored_lengths(out: Path, plan: Plan, part: Part, length: int) -> list[Lengt
     return points if {point.mechanism for point in points} >= set(plan.labels) else None
 
 
-def run_length(out: Path, plan: Plan, part: Part, length: int, seconds: float, say: Say) -> list[LengthPoint]:
-    """Measures one length. seconds: a pass that took longer at a shorter length is not tried at this one."""
+def worker_of(out: Path) -> Worker:
+    """The process that measures."""
+    return Worker(WORK, [str(out)], out / LOG)
+
+
+def run_length(
+    worker: Worker, out: Path, plan: Plan, step: tuple[Part, int], seconds: float, say: Say
+) -> list[LengthPoint]:
+    """Measures one length. seconds: a mechanism whose training pass took longer at a shorter one is not tried."""
+    part, length = step
     batch = shape_at(plan, length).batch
     labels, points = list(plan.labels), []
     for label, reason in _too_slow(out, plan, part, length, seconds).items():
@@ -53,15 +59,15 @@ def run_length(out: Path, plan: Plan, part: Part, length: int, seconds: float, s
         refused = LengthPoint(mechanism=label, part=part, length=length, batch=batch, status="refused", reason=reason)
         points.append(refused)
     while labels:
-        request = {"part": part, "length": length, "labels": labels}
-        found, last, why = _ask(out, "length", request, say)
-        if found is not None:
-            points += [LengthPoint.model_validate(point) for point in found]
+        answer = worker.ask({"kind": "length", "part": part, "length": length, "labels": labels}, say)
+        if answer.error is None:
+            points += [LengthPoint.model_validate(point) for point in answer.found]
             break
-        gone = [last] if last in labels else list(labels)  # killed while all were timed: nobody knows who did it
-        for label in gone:
+        guilty = [answer.last] if answer.last in labels else list(labels)  # while all were timed: it may be any
+        for label in guilty:
             labels.remove(label)
-            failed = LengthPoint(mechanism=label, part=part, length=length, batch=batch, status="failed", reason=why)
+            failed = LengthPoint(mechanism=label, part=part, length=length, batch=batch, status="failed")
+            failed.reason = answer.error
             points.append(failed)
     order = {label: place for place, label in enumerate(plan.labels)}
     points.sort(key=lambda point: order[point.mechanism])
@@ -88,19 +94,6 @@ def _too_slow(out: Path, plan: Plan, part: Part, length: int, seconds: float) ->
                 took = f"a training pass took {point.training.median / 1000:.1f} s at {number(shorter)} tokens"
                 reasons.setdefault(point.mechanism, f"over the time limit: {took}, the limit is {seconds:g} s")
     return reasons
-
-
-def _ask(out: Path, kind: str, request: Mapping[str, Any], say: Say) -> tuple[Any, str, str]:
-    """What a child found, or None, with its last step and why it ended."""
-    answers: dict[str, Any] = {"begin": ""}
-
-    def hear(line: str) -> None:
-        answers.update(json.loads(line))
-        if answers["begin"]:
-            say(str(answers["begin"]))
-
-    ended = run_module(WORK, [str(out), kind, json.dumps(request)], out / LOG, hear, errors_apart=True)
-    return answers.get("found"), answers["begin"], str(answers.get("error", ended.reason))
 
 
 # ---------------------------------------------------------------------- decoding and approximation
@@ -131,11 +124,11 @@ def decoding_is_current(out: Path, plan: Plan) -> bool:
     return stored_decoding(out).keys() >= trained_runs(out, plan).keys()
 
 
-def run_decoding(out: Path, plan: Plan, say: Say) -> None:
+def run_decoding(worker: Worker, out: Path, plan: Plan, say: Say) -> None:
     """Measures all mechanisms that have a finished cell, side by side."""
     runs = {label: str(_run(out, plan, name)) for label, name in trained_runs(out, plan).items()}
-    found, _, why = _ask(out, "decoding", {"runs": runs}, say)
-    speeds = found if found is not None else {label: [None, why] for label in runs}
+    answer = worker.ask({"kind": "decoding", "runs": runs}, say)
+    speeds = answer.found if answer.error is None else {label: [None, answer.error] for label in runs}
     write_json(out / DECODING, {"format": FORMAT, "speeds": speeds})
 
 
@@ -166,10 +159,10 @@ def approximation_is_current(out: Path, plan: Plan, baseline: str) -> bool:
     return stored is not None and (stored.labels, stored.run) == (plan.labels, _baseline_run(out, plan, baseline))
 
 
-def run_approximation(out: Path, plan: Plan, baseline: str, say: Say) -> None:
+def run_approximation(worker: Worker, out: Path, plan: Plan, baseline: str, say: Say) -> None:
     run = _baseline_run(out, plan, baseline)
-    found, _, why = _ask(out, "approximation", {"run": run and str(out / run)}, say)
-    content = {"labels": plan.labels, "run": run, "points": found or [], "reason": None if found is not None else why}
+    answer = worker.ask({"kind": "approximation", "run": run and str(out / run)}, say)
+    content = {"labels": plan.labels, "run": run, "points": answer.found or [], "reason": answer.error}
     write_json(out / APPROXIMATION, {"format": FORMAT, **content})
 
 

@@ -7,12 +7,12 @@ or taken over if that process is gone.
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from subquad.compare.cells import run_cell, stored_cell
-from subquad.compare.children import Say
+from subquad.compare.children import Say, Worker
 from subquad.compare.claims import claimed
 from subquad.compare.measurements import (
     approximation_is_current,
@@ -22,6 +22,7 @@ from subquad.compare.measurements import (
     run_decoding,
     run_length,
     stored_lengths,
+    worker_of,
 )
 from subquad.compare.plan import CellName, Plan
 from subquad.compare.result import Part
@@ -93,22 +94,29 @@ class Comparison:
     def run(self, progress: Progress, share: Share = ALL) -> None:
         """Everything that is open, or one share of it."""
         self._run_cells(progress, share)
-        with _turn(self.out, "measurements", progress.note):  # on one machine, one after the other
-            for part, length in self.open_lengths(share):
-                what = f"{'whole model' if part == 'full' else 'encoder'} at {length:,} tokens"
-                say = _noting(progress, what)
-                points = run_length(self.out, self.plan, part, length, self.seconds, say)
-                done = [point.mechanism for point in points if point.status == "done"]
-                progress(f"{what}: {len(done)} of {len(points)} mechanisms measured")
-            if share != ALL:
-                return
-            if not decoding_is_current(self.out, self.plan):
-                run_decoding(self.out, self.plan, _noting(progress, "decoding speed"))
-            progress("decoding speed")
-            what = "distance from exact attention"
-            if not approximation_is_current(self.out, self.plan, self.baseline):
-                run_approximation(self.out, self.plan, self.baseline, _noting(progress, what))
-            progress(what)
+        with (
+            _turn(self.out, "measurements", progress.note),  # on one machine, one after the other
+            closing(worker_of(self.out)) as worker,
+        ):
+            self._measure(worker, progress, share)
+
+    def _measure(self, worker: Worker, progress: Progress, share: Share) -> None:
+        for part, length in self.open_lengths(share):
+            what = f"{'whole model' if part == 'full' else 'encoder'} at {length:,} tokens"
+            say = _noting(progress, what)
+            points = run_length(worker, self.out, self.plan, (part, length), self.seconds, say)
+            done = [point.mechanism for point in points if point.status == "done"]
+            progress(f"{what}: {len(done)} of {len(points)} mechanisms measured")
+        if share != ALL:
+            return
+        what = "decoding speed"
+        if not decoding_is_current(self.out, self.plan):
+            run_decoding(worker, self.out, self.plan, _noting(progress, what))
+        progress(what)
+        what = "distance from exact attention"
+        if not approximation_is_current(self.out, self.plan, self.baseline):
+            run_approximation(worker, self.out, self.plan, self.baseline, _noting(progress, what))
+        progress(what)
 
     def _run_cells(self, progress: Progress, share: Share) -> None:
         waiting, tried = self.open_cells(share), set[CellName]()

@@ -35,10 +35,11 @@ SHARES = ("top1", "top5")
 
 
 class Order(NamedTuple):
-    """checksum: of the batches in their order; updates: of an epoch."""
+    """checksum: of the batches in their order; updates, targets: of an epoch."""
 
     checksum: str
     updates: int
+    targets: int
 
 
 def describe_run(found: Cell, run: Path) -> None:
@@ -65,6 +66,8 @@ def _setting(run: Path, recipe: Recipe) -> dict[str, Any]:
     setting = {name: machine[name] for name in ("cpu", "threads", "torch") if name in machine}
     budget = recipe.train.budget
     limits = {"max_tokens": budget.max_tokens, "max_sentences": budget.max_sentences}
+    if recipe.task == "image-classification":
+        del limits["max_tokens"]  # images count by number
     batch = ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
     return {**setting, "precision": recipe.train.precision, "batch": batch, "accumulate": recipe.train.accumulate}
 
@@ -146,17 +149,22 @@ def order_of(run: Path) -> Order | None:
     for place, batch in enumerate(epochs[0][:BATCHES]):
         for value in samples.batch(batch, batch_seed(config.seed, 0, place)).values():
             total.update(value.contiguous().numpy().tobytes())
-    return Order(total.hexdigest(), -(-len(epochs[0]) // config.accumulate))
+    targets = sum(int(samples.sizes[-1][batch].sum()) for batch in epochs[0])
+    return Order(total.hexdigest(), -(-len(epochs[0]) // config.accumulate), targets)
 
 
-def epoch_cost(found: Cell, run: Path, updates: int) -> EpochCost | None:
-    """An epoch of so many updates, at the run's mean time for an update, validations included."""
+def epoch_cost(found: Cell, run: Path, order: Order) -> EpochCost | None:
+    """An epoch at the run's median speed; where its log is too short to tell, at its mean time for an update."""
     path = latest(run / "checkpoints")
     if path is None or not found.training_seconds:
         return None
-    state = read_state(path)
-    seconds = found.training_seconds / state.update * updates
-    setting = {**found.setting, "measured over": f"{state.update:,} updates, validations included"}
+    if found.tokens_per_second is not None:
+        seconds, how = order.targets / found.tokens_per_second, "median speed, without validations"
+    else:
+        updates = read_state(path).update
+        seconds = found.training_seconds / updates * order.updates
+        how = f"mean of {updates:,} updates, validations included"
+    setting = {**found.setting, "epoch": how}
     return EpochCost(
-        mechanism=found.mechanism, seconds=seconds, peak_bytes=found.peak_bytes, updates=updates, setting=setting
+        mechanism=found.mechanism, seconds=seconds, peak_bytes=found.peak_bytes, updates=order.updates, setting=setting
     )

@@ -1,8 +1,9 @@
 """Mechanisms in the place of others: what each makes of a recipe's model.
 
-A mechanism replaces the recipe's in every stack where it can stand. Where the recipe names the same mechanism, its
-options there stay; options of the command line are put over them. Cross-attention stays as it is, and so does the last
-stage of a pyramid, which has softmax attention in the originals.
+A mechanism replaces the recipe's in every stack where it can stand; elsewhere (in a decoder, where it cannot be causal)
+the baseline's stands, so that the two differ in nothing else. Where the recipe names the same mechanism, its options
+there stay; options of the command line are put over them. Cross-attention stays as it is, and so does the last stage of
+a pyramid, which has softmax attention in the originals.
 """
 
 import re
@@ -65,24 +66,35 @@ def variants_of(
     for label in settings:
         if label not in labels:
             raise ValueError(f"an option of {label} is set, but nothing is called so{nearest(label, labels)}")
-    return [variant_of(recipe, label, mixer, settings.get(label, {})) for label, mixer in pairs]
+    (_, mixer), *others = pairs
+    first = variant_of(recipe, baseline, mixer, settings.get(baseline, {}), recipe.model)
+    return [first, *(variant_of(recipe, *pair, settings.get(pair[0], {}), first.model) for pair in others)]
 
 
-def variant_of(recipe: Recipe, label: str, mixer: str, options: Mapping[str, Any]) -> Variant:
-    """The recipe's model with a mechanism; options that are wrong are refused by name."""
+def variant_of(
+    recipe: Recipe, label: str, mixer: str, options: Mapping[str, Any], elsewhere: Mapping[str, Any]
+) -> Variant:
+    """The recipe's model with a mechanism; options that are wrong are refused by name.
+
+    elsewhere: the section `model` whose mixers stand where this mechanism cannot.
+    """
     if mixer == OWN:
         if options:
             raise ValueError(f"{label}: the recipe's own model takes no options here; change the recipe")
         return Variant(label=label, mixer=OWN, model=recipe.model)
     capabilities = mixer_class(mixer).capabilities
     resolved = recipe.model_data({})
+    others = recipe.model_copy(update={"model": dict(elsewhere)}).model_data({})
     model, remarks, stands = dict(recipe.model), [], False
     for name, decided in MODELS[resolved["kind"]].Config.stacks.items():
+        choice = _replaced(resolved[name], mixer, options)
         if decided.get("causal") and not capabilities.causal:
-            remarks.append(f"{label} cannot be causal: the {name} has {_choice(resolved[name]).name}")
-            continue
-        model[name] = {**model.get(name, {}), "mixer": _replaced(resolved[name], mixer, options)}
-        stands = True
+            other = _choice(others[name])
+            remarks.append(f"{label} cannot be causal: the {name} has {other.name}")
+            choice = other.model_dump()
+        else:
+            stands = True
+        model[name] = {**model.get(name, {}), "mixer": choice}
     if "stages" in resolved:
         *first, last = resolved["stages"]
         model["stages"] = [*({**stage, "mixer": _replaced(stage, mixer, options)} for stage in first), last]

@@ -1,11 +1,11 @@
-"""The process that measures: `python -m subquad.compare.work FOLDER KIND REQUEST`, started by the runner.
+"""The process that measures, `python -m subquad.compare.work FOLDER`, for the comparison in FOLDER.
 
-It reads the plan of the comparison in FOLDER and a request in JSON, and answers in lines of JSON on stdout:
-{"begin": WHAT} before each step, {"found": RESULT} or {"error": WHY} at the end. If it dies, the last step is known.
+It answers requests as `children.Worker` describes: {"kind": "length" | "decoding" | "approximation", ...}.
 """
 
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +16,37 @@ from subquad.compare.lengths import measure_length
 from subquad.compare.plan import Plan, read_plan
 
 
-def _begin(what: str) -> None:
-    _tell({"begin": what})
+def main(folder: Path) -> None:
+    set_up_command()  # as every command of subquad does: times of another allocator would be others
+    plan = read_plan(folder)
+    for line in sys.stdin:
+        try:
+            answer = {"found": _found(plan, json.loads(line))}
+        except Exception as error:  # the next request may be a better one
+            traceback.print_exc()
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        _tell(answer)
+
+
+def _found(plan: Plan, request: dict[str, Any]) -> Any:
+    if request["kind"] == "length":
+        points = measure_length(plan, request["part"], request["length"], request["labels"], _begin)
+        return [point.model_dump(mode="json") for point in points]
+    if request["kind"] == "decoding":
+        runs = {label: Path(folder) for label, folder in request["runs"].items()}
+        return measure_decoding(runs, plan.split, plan.repeats, _begin)
+    assert request["kind"] == "approximation", request
+    run = request["run"]
+    return [point.model_dump(mode="json") for point in measure_approximation(plan, run and Path(run), _begin)]
+
+
+def _begin(step: str) -> None:
+    _tell({"begin": step})
 
 
 def _tell(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def _found(plan: Plan, kind: str, request: dict[str, Any]) -> Any:
-    if kind == "length":
-        points = measure_length(plan, request["part"], request["length"], request["labels"], _begin)
-        return [point.model_dump(mode="json") for point in points]
-    if kind == "decoding":
-        runs = {label: Path(folder) for label, folder in request["runs"].items()}
-        return {label: list(speed) for label, speed in measure_decoding(runs, plan.split, plan.repeats, _begin).items()}
-    assert kind == "approximation", kind
-    run = request["run"]
-    return [
-        point.model_dump(mode="json") for point in measure_approximation(plan, Path(run) if run else None, _begin)
-    ]
-
-
-def main(folder: str, kind: str, request: str) -> None:
-    set_up_command()  # as every command of subquad does: times of other allocators would be others
-    try:
-        _tell({"found": _found(read_plan(Path(folder)), kind, json.loads(request))})
-    except Exception as error:
-        _tell({"error": f"{type(error).__name__}: {error}"})
-        raise
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(Path(sys.argv[1]))

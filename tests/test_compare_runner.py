@@ -1,0 +1,256 @@
+"""Whole comparisons as people run them: cells in processes of their own, interrupted, shared, failing, taken over."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subquad.cli.main import run as command
+from subquad.compare.result import Result, read_result
+
+pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
+
+ROOT = Path(__file__).parent.parent
+DIGITS = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=2", "schedule.warmup_updates=1"]
+MIXERS = ["--mixers", "eva,linformer", "--set", "linformer.max_length=4"]  # images of 16 patches are longer than that
+MEASURED = ["--lengths", "16,64", "--tokens", "64", "--repeats", "1"]
+
+
+def compared(out: Path, *more: str, mixers: list[str] = MIXERS, measured: list[str] = MEASURED) -> int:
+    return command(["compare", *DIGITS, *mixers, *measured, "--out", str(out), *more])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two cells that end well, and one that fails."""
+    out = tmp_path_factory.mktemp("comparison") / "out"
+    assert compared(out) == 1, "a failed training makes the exit code, after everything else"
+    return out
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "out", symlinks=True))
+
+
+def times_of(out: Path) -> dict[str, int]:
+    """When every file of the computed pieces was written."""
+    parts = [path for name in ("cells", "lengths") for path in (out / name).rglob("*")]
+    return {str(path.relative_to(out)): path.lstat().st_mtime_ns for path in parts if path.is_file()}
+
+
+def status(result: Result) -> dict[str, str]:
+    return {f"{cell.mechanism} {cell.seed}": cell.status for cell in result.cells}
+
+
+# ---------------------------------------------------------------------- one comparison
+
+
+def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
+    result = read_result(finished / "result.json")
+    assert status(result) == {"softmax 1": "done", "eva 1": "done", "linformer 1": "failed"}
+    failed = result.cells[2]
+    assert (
+        failed.reason == "training: linformer: length 16 is above the maximum of 4; build it with max_length=16 or more"
+    )
+    for cell in result.cells[:2]:
+        assert set(cell.scores) == {"top-1", "top5"}
+        assert cell.scores["top-1"].samples == 250
+        assert 0 <= cell.scores["top-1"].value <= 100
+        assert [point.update for point in cell.curve] == [2]
+        assert cell.curve[-1].seconds == pytest.approx(cell.training_seconds)
+        assert cell.peak_bytes is not None
+        assert cell.peak_bytes > 50 << 20
+        assert (finished / str(cell.per_sample)).is_file()
+    assert result.cells[0].data_order == result.cells[1].data_order is not None
+    (pair,) = result.paired
+    scores = [cell.scores["top-1"].value for cell in result.cells[:2]]
+    assert pair.difference == pytest.approx(scores[1] - scores[0])
+    assert pair.samples == 250
+    assert [epoch.mechanism for epoch in result.epochs] == ["softmax", "eva"]
+    assert result.epochs[0].updates == 22, "1,297 images: 20 batches of 64, one of 16, and the last one"
+    page = (finished / "report.html").read_text()
+    assert "linformer (seed 1) failed: training: linformer: length 16 is above the maximum of 4" in page
+
+
+def test_numbers_carry_the_config_of_what_was_measured(finished: Path) -> None:
+    result = read_result(finished / "result.json")
+    eva = result.cells[1].config["encoder"]
+    assert (eva["name"], eva["window"], eva["landmarks"], eva["dims"]) == ("eva", 2, 4, 2), "the recipe's own options"
+    points = {(point.mechanism, point.part, point.length): point for point in result.lengths}
+    assert set(points) == {
+        (label, part, length) for label in result.labels for part in ("encoder", "full") for length in (16, 64)
+    }
+    for (label, part, length), point in points.items():
+        assert point.status == "done", point.reason
+        assert point.config["encoder"]["name"] == label
+        assert (point.batch, point.setting["tokens"]) == (64 // length, 64)
+        assert point.training is not None
+        assert point.training.repeats == 1
+        assert point.training_bytes is not None
+        assert point.inference_bytes is not None
+        assert point.training_bytes > point.inference_bytes
+        assert point.flops is not None
+        if part == "full":
+            alone = points[label, "encoder", length]
+            assert point.parameters > alone.parameters  # type: ignore[operator]
+            assert point.flops > alone.flops  # type: ignore[operator]
+    assert points["linformer", "full", 64].config["encoder"]["max_length"] == 64, "room for the longest"
+    softmax = [points["softmax", "encoder", length].flops for length in (16, 64)]
+    assert softmax[1] > softmax[0], "attention grows with the length at a constant number of tokens"  # type: ignore[operator]
+
+
+def test_distance_from_exact_attention(finished: Path) -> None:
+    points = read_result(finished / "result.json").approximation
+    assert {(point.mechanism, point.source) for point in points} == {
+        (label, source) for label in ("eva", "linformer") for source in ("random", "trained")
+    }
+    for point in points:
+        assert point.length == {"random": 64, "trained": 16}[point.source]
+        assert point.option.split("=")[0] == {"eva": "landmarks", "linformer": "slots"}[point.mechanism]
+        assert f"{point.option}" in point.setting["mixer"] or point.option == "slots=64", "the default is not repeated"
+    finest = {p.source: p.error for p in points if p.option == "landmarks=16"}
+    assert finest["trained"] < 1
+
+
+def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = times_of(finished)
+    assert compared(finished) == 1, "what failed is not tried again unasked"
+    assert times_of(finished) == before
+    shown = capsys.readouterr()
+    assert "eva, seed 1" not in shown.err.rpartition("error:")[0]
+    assert shown.out.startswith("mechanism")
+    assert str(finished / "report.html") in shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "eva.window=4"], r"eva.options.window, eva.model.encoder.mixer.window differ"),
+        (["train.updates=3"], "recipe.train.updates differ"),
+        (["--tokens", "128"], "tokens differ"),
+        (["--split", "valid"], "split differ"),
+        (["--split", "tset"], "no split 'tset'; did you mean 'test'?"),
+        (["--mixers", "linformer,evva"], "no mechanism is called 'evva'; did you mean 'eva'?"),
+        (["--mixers", "eva,eva"], "eva is there 2 times; give labels"),
+        (["--set", "lara.landmarks=3"], "an option of lara is set, but nothing is called so"),
+        (["--only", "3/2"], "write K/N with K from 1 to N"),
+        (["--seeds", "0"], "give how many (3), or which (1,2,3)"),
+        (["--mixers", ""], "say what to compare"),
+        (["--lengths", "16,many"], "'many' is not a whole number"),
+        (["--lengths", "128"], "a batch of 64 tokens holds no sequence of 128"),
+        (["--merge", "--baseline", "lara"], "there is no such mechanism here; there are softmax, eva, linformer"),
+    ],
+)
+def test_other_comparisons_and_mistakes_are_refused(
+    finished: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (finished / "comparison.json").read_bytes()
+    assert compared(finished, *words) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert (finished / "comparison.json").read_bytes() == before
+
+
+# ---------------------------------------------------------------------- pieces
+
+
+def test_shares_and_their_merge_are_the_whole(finished: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second of three cells is not evaluated yet: its share does that and nothing else, and makes no result."""
+    whole = read_result(finished / "result.json")
+    for name in ("cells/eva-seed1/cell.json", "cells/eva-seed1/evaluation.json", "result.json", "report.html"):
+        (copied / name).unlink()
+    shutil.rmtree(copied / "lengths")
+    assert compared(copied, "--merge") == 1
+    missing = read_result(copied / "result.json")
+    assert status(missing)["eva 1"] == "missing"
+    assert missing.lengths == []
+    assert "Not trained yet: eva (seed 1)." in capsys.readouterr().out
+    (copied / "result.json").unlink()
+    before = times_of(copied)
+    assert compared(copied, "--only", "2/3") == 0
+    after = times_of(copied)
+    assert not (copied / "result.json").exists()
+    assert not (copied / "lengths").exists(), "lengths belong to the first share"
+    new = {name for name in after if after[name] != before.get(name)}
+    assert {Path(name).parent.name for name in new if "checkpoints" not in name} == {"eva-seed1"}
+    assert not any("checkpoints" in name for name in new), "the run was finished"
+    assert compared(copied, "--merge") == 1
+    merged = read_result(copied / "result.json")
+    assert [cell.scores for cell in merged.cells] == [cell.scores for cell in whole.cells]
+    assert merged.paired == whole.paired
+
+
+def test_a_finished_run_is_a_cell(copied: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(copied / "cells" / "eva-seed1", tmp_path / "mine", symlinks=False))
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    shutil.rmtree(copied / "lengths")
+    assert compared(copied, "--run", f"mine={run}", measured=["--lengths", "", "--tokens", "64", "--repeats", "1"]) == 1
+    result = read_result(copied / "result.json")
+    assert status(result)["mine 1"] == "done"
+    cells = {cell.mechanism: cell for cell in result.cells}
+    assert cells["mine"].scores == cells["eva"].scores
+    assert cells["mine"].config == cells["eva"].config
+    assert cells["mine"].data_order == cells["eva"].data_order
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "the run stays as it was"
+
+
+def test_cells_of_another_comparison_are_refused(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied / "cells" / "eva-seed1" / "cell.json"
+    content: dict[str, Any] = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "key": "another"}))
+    assert compared(copied) == 1
+    assert "eva-seed1 was made by another recipe or comparison" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["demo", "--updates", "60", "--seeds", "1", "--out", str(tmp_path / "demo")]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["softmax", "lightconv", "eva"]
+    assert "Demo: handwritten digits" in (tmp_path / "demo" / "report.html").read_text()
+
+
+# ---------------------------------------------------------------------- interruption
+
+
+def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["compare", *DIGITS, "train.updates=400", "train.validate_every=5", "--mixers", "softmax"]
+    words += ["--lengths", "", "--out", str(out)]
+    line = [sys.executable, "-m", "subquad.cli.main", *words]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    metrics = out / "cells" / "softmax-seed1" / "metrics.jsonl"
+    end = time.monotonic() + 120
+    while not (metrics.exists() and '"valid"' in metrics.read_text()):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert said.endswith("subquad: interrupted\n")
+    assert not (out / "cells" / "softmax-seed1" / "cell.json").exists()
+    assert list((out / "claims").iterdir()) == [], "nothing is claimed any more"
+    (out / "cells" / "softmax-seed1" / "log.txt").rename(tmp_path / "first.txt")
+    # the rest of its 400 updates is not what this is about
+    given = json.loads((out / "comparison.json").read_text())
+    given["recipe"]["train"]["updates"] = 30
+    (out / "comparison.json").write_text(json.dumps(given))
+    words[words.index("train.updates=400")] = "train.updates=30"
+    assert command(words) == 0
+    assert "resumed at update" in (out / "cells" / "softmax-seed1" / "log.txt").read_text()
+    (cell,) = read_result(out / "result.json").cells
+    assert cell.status == "done"
+    assert [point.update for point in cell.curve] == list(range(5, 31, 5))
+    seconds = [point.seconds for point in cell.curve]
+    assert seconds == sorted(seconds, key=float)  # type: ignore[arg-type]
+    assert os.path.relpath(out / str(cell.run), out) == "cells/softmax-seed1"
