@@ -9,6 +9,7 @@ The environment variable SUBQUAD_KERNELS decides, each time an operation runs:
 
 import importlib
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
@@ -23,6 +24,12 @@ _INSTALL = {
     "cpu": ("numba", "pip install numba"),
     "gpu": ("triton", "pip install 'subquad[gpu]' (Linux; torch for CUDA brings it along)"),
 }
+
+
+def _constant_when_compiled(function: Callable[..., bool]) -> Callable[..., bool]:
+    """What torch.compiler.assume_constant_result does, without importing the compiler, which takes seconds."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def chosen(x: Tensor) -> Implementation:
@@ -41,7 +48,7 @@ def chosen(x: Tensor) -> Implementation:
     return forced
 
 
-@torch.compiler.assume_constant_result
+@_constant_when_compiled
 def reference_forced() -> bool:
     """Whether the user wants plain torch everywhere; for operations whose fast form is made of torch's own products."""
     return os.environ.get(VARIABLE) == "reference"
@@ -62,7 +69,7 @@ def calls_directly(*tensors: Tensor) -> bool:
     return all(type(one) in (Tensor, nn.Parameter) for one in tensors)
 
 
-@torch.compiler.assume_constant_result
+@_constant_when_compiled
 def triton_serves(device: str) -> bool:
     """Whether Triton kernels run for tensors on a kind of device ("cuda", "cpu"), also asked by compiled code."""
     wanted = os.environ.get(VARIABLE) or "auto"
