@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from measured import MEGABYTE, QUICK, Effort, Result, side_by_side
+from measured import MEGABYTE, QUICK, Effort, Result, measuring_parser, side_by_side
 from page import described, filled, missed, numeric_columns, table
 from torch import Tensor
 
@@ -306,19 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    description, _, details = (__doc__ or "").partition("\n\n")
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, epilog=details, formatter_class=form)
-    parser.add_argument("--quick", action="store_true", help="toy sizes and one repeat; the figures mean nothing")
-    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part; may be repeated")
+    parser = measuring_parser(__doc__ or "", PARTS, repeats=5, budget=20.0)
     parser.add_argument("--run", type=Path, help="folder of a trained translation model, to be measured as well")
     parser.add_argument("--source", type=Path, metavar="FILE", help="lines to translate with it, plain or .gz")
     parser.add_argument("--references", type=Path, metavar="FILE", help="their translations, for perplexity")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
-    parser.add_argument("--repeats", type=int, default=5, help="least repeats of everything (default 5)")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds that repeats may go on for (default 20)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
-    parser.add_argument("--write-docs", type=Path, metavar="FILE", help="fill the generated parts of a page")
     options = parser.parse_args(arguments)
     if options.threads < 1 or options.repeats < 1:
         parser.error("--threads and --repeats must be at least 1")

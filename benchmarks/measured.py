@@ -1,9 +1,11 @@
 """What all parts of the benchmark share: a result with its target, and measuring side by side."""
 
+import argparse
 import operator
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +57,22 @@ class Effort:
 
 
 QUICK = Effort(budget=0.0, least=1, most=1, quick=True)
+
+
+def measuring_parser(text: str, parts: Iterable[str], repeats: int, budget: float) -> argparse.ArgumentParser:
+    """The options that every benchmark has. text: its module's docstring, of which the first line says what it does."""
+    description, _, details = text.partition("\n\n")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, epilog=details, formatter_class=form)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="toy sizes and one repeat; the figures mean nothing")
+    add("--only", choices=list(parts), action="append", help="measure this part; may be repeated")
+    add("--threads", type=int, default=2, help="CPU threads (default 2)")
+    add("--repeats", type=int, default=repeats, help=f"least repeats of everything (default {repeats})")
+    add("--budget", type=float, default=budget, help=f"seconds that repeats may go on for (default {budget:g})")
+    add("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
+    add("--write-docs", type=Path, metavar="FILE", help="fill the generated parts of a page")
+    return parser
 
 
 def side_by_side(work: Mapping[str, Work], effort: Effort) -> dict[str, dict[str, float]]:

@@ -21,7 +21,7 @@ from typing import Any
 import convolutions
 import torch
 import whole
-from measured import QUICK, Effort, Result
+from measured import QUICK, Effort, Result, measuring_parser
 from page import described, filled, missed, numeric_columns, table
 from plot import draw
 
@@ -70,17 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    description, _, details = (__doc__ or "").partition("\n\n")
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, epilog=details, formatter_class=form)
-    parser.add_argument("--quick", action="store_true", help="toy sizes and one repeat; the figures mean nothing")
-    parser.add_argument("--only", choices=PARTS, action="append", help="measure this part; may be repeated")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="least repeats of everything (default 3)")
-    parser.add_argument("--budget", type=float, default=4.0, help="seconds that repeats may go on for (default 4)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
+    parser = measuring_parser(__doc__ or "", PARTS, repeats=3, budget=4.0)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time and memory by length as SVG")
-    parser.add_argument("--write-docs", type=Path, metavar="FILE", help="fill the generated parts of a page")
     parser.add_argument("--from-json", action="store_true", help="measure nothing; --plot and --write-docs from --json")
     options = parser.parse_args(arguments)
     if options.from_json and (options.json is None or not options.json.exists()):

@@ -39,7 +39,7 @@ def check_weights(folder: Path, workers: Workers, sharded: bool) -> None:
 
 def said(workers: Workers, text: str) -> list[str]:
     """What each process said."""
-    return [content.decode() for content in workers._everyones(text.encode())]
+    return [content.decode() for content in workers._gathered(text.encode())]
 
 
 def check_norms(folder: Path, workers: Workers) -> None:

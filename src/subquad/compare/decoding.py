@@ -4,18 +4,17 @@ Translation: the first lines of the split, with the recipe's beam. Language mode
 lines. Images are not decoded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from subquad.compare.profiling import interleaved_seconds, synchronizer
-from subquad.data.prepare import open_prepared
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
 from subquad.decode.translate import Translator
 from subquad.models import LanguageModel, Seq2Seq
+from subquad.train.evaluation import text_of
 from subquad.train.loaded import Loaded, load_run
-from subquad.train.sources import raw_samples
 
 LINES = 32
 PROMPTS, PROMPT_WORDS, NEW_TOKENS = 8, 8, 64
@@ -58,7 +57,7 @@ def measure_decoding(
 def _writer(loaded: Loaded, split: str) -> Callable[[], int]:
     """A function that decodes, and returns how many tokens it wrote, the ends of texts included."""
     model = loaded.model
-    lines = first_lines(loaded, split)
+    lines = [sample[0] for sample in text_of(loaded, split, LINES)[0]]  # of translation the sources
     if isinstance(model, Seq2Seq):
         translator = Translator([model], loaded.tokenizer("source"), loaded.tokenizer("target"), loaded.recipe.decode)
         return lambda: sum(len(result.candidates[0].log_probabilities) for result in translator.window(lines))
@@ -68,13 +67,3 @@ def _writer(loaded: Loaded, split: str) -> Callable[[], int]:
     new = NEW_TOKENS if generator.most is None else max(1, min(NEW_TOKENS, generator.most // 2))
     greedy = SampleOptions(temperature=0)
     return lambda: sum(len(text.log_probabilities) for text in generator.sample(prompts, new, greedy))
-
-
-def first_lines(loaded: Loaded, split: str) -> Sequence[str]:
-    """The beginning of a split's (source) text, decoded from tokens where the text itself is not there."""
-    samples = raw_samples(loaded.recipe, split)
-    if samples is not None:
-        return [sample[0] for sample in samples[:LINES]]
-    data = open_prepared(loaded.recipe.data.folder or loaded.folder / "data")
-    store, tokenizer = data.store(split, data.sides[0]), data.tokenizer(data.sides[0])
-    return [tokenizer.decode(store[number]) for number in range(min(LINES, len(store)))]

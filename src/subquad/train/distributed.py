@@ -48,19 +48,19 @@ class Workers:
         """What each process gave, by rank; content: anything that JSON can hold."""
         if self.world == 1:
             return [content]
-        return [json.loads(given) for given in self._everyones(json.dumps(content).encode())]
+        return [json.loads(given) for given in self._gathered(json.dumps(content).encode())]
 
     def gather(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """This process's tensors and, under `prefix` and their rank, those of the others."""
         if self.world == 1:
             return dict(tensors)
         own = safetensors.torch.save({name: value.cpu().contiguous() for name, value in tensors.items()})
-        first, *others = map(safetensors.torch.load, self._everyones(own))
+        first, *others = map(safetensors.torch.load, self._gathered(own))
         for rank, theirs in enumerate(others, 1):
             first |= {f"{prefix}{rank}.{name}": value for name, value in theirs.items()}
         return first
 
-    def _everyones(self, content: bytes) -> list[bytes]:
+    def _gathered(self, content: bytes) -> list[bytes]:
         """What each process gave, by rank: as bytes, so that nothing that arrives is run."""
         device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.world)]

@@ -114,7 +114,7 @@ def _translation(loaded: Loaded, split: str, shared: _Shared) -> Evaluation:
     model = loaded.model
     assert isinstance(model, Seq2Seq)
     source, target = loaded.tokenizer("source"), loaded.tokenizer("target")
-    pairs, origin = _text(loaded, split)
+    pairs, origin = text_of(loaded, split)
     sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     translator = Translator([model], source, target, loaded.recipe.decode)
     own = shared.own(len(pairs))
@@ -164,7 +164,7 @@ def _cut(lines: list[list[int]], most: int | None) -> list[list[int]]:
 def _language(loaded: Loaded, split: str, context_window: int, shared: _Shared) -> Evaluation:
     model, tokenizer, options = loaded.model, loaded.tokenizer("text"), loaded.recipe.data.blocks
     assert isinstance(model, LanguageModel)
-    samples, origin = _text(loaded, split)
+    samples, origin = text_of(loaded, split)
     lines = [line for (line,) in samples]
     store = TokenLines(tokenizer.encode_batch(lines))
     blocks = ContextBlocks(store, options, context_window, tokenizer.pad, tokenizer.eos)
@@ -188,16 +188,16 @@ def _language(loaded: Loaded, split: str, context_window: int, shared: _Shared) 
     return Evaluation("language-model", split, len(lines), lost, measures, data, settings, counts)
 
 
-def _text(loaded: Loaded, split: str) -> tuple[list[tuple[str, ...]], str]:
-    """The samples of a split and where they come from."""
+def text_of(loaded: Loaded, split: str, most: int | None = None) -> tuple[list[tuple[str, ...]], str]:
+    """The samples of a split, or the first `most` of them, and where they come from."""
     samples = raw_samples(loaded.recipe, split)
     if samples is not None:
-        return samples, AS_GIVEN
+        return samples[:most], AS_GIVEN
     data = open_prepared(loaded.recipe.data.folder or loaded.folder / "data")
     sides = []
     for side in data.sides:
         tokenizer, store = data.tokenizer(side), data.store(split, side)
-        sides.append([tokenizer.decode(store[number]) for number in range(len(store))])
+        sides.append([tokenizer.decode(store[number]) for number in range(len(store))[:most]])
     return list(zip(*sides, strict=True)), FROM_TOKENS
 
 
