@@ -4,15 +4,16 @@
     int8       weights of linear maps and of the head are rounded to a byte each, which is a quarter to read
 
 Embeddings, adaptive heads and whatever else is no linear map stay as they are. Weights are shared with the given model,
-and not copied: changing them changes both, except for what was rounded.
+and not copied: changing them in place changes both, except for what was rounded.
 """
 
 import copy
-from typing import Literal, TypeVar
+from collections.abc import Callable
+from typing import Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
-from subquad.kernels.linear import few_rows_linear, int8_linear, to_int8
+from subquad.kernels.linear import few_rows_map, int8_linear, to_int8
 from subquad.models import Model
 from subquad.nn.heads import WordHead
 
@@ -35,6 +36,8 @@ def prepared(model: ModelType, weights: Literal["float32", "int8"]) -> ModelType
                 values, scale = to_int8(weight)
                 module.register_buffer("values", values, persistent=False)
                 module.register_buffer("scale", scale, persistent=False)
+            else:
+                module.map = few_rows_map(weight, cast(Tensor | None, module.bias))  # type: ignore[assignment]
     return fast
 
 
@@ -46,13 +49,17 @@ def _weight(module: nn.Module) -> Tensor | None:
 
 
 class FewRowsLinear(nn.Linear):
+    map: Callable[[Tensor], Tensor]
+
     def forward(self, x: Tensor) -> Tensor:
-        return few_rows_linear(x, self.weight, self.bias)
+        return self.map(x)
 
 
 class FewRowsHead(WordHead):
+    map: Callable[[Tensor], Tensor]
+
     def forward(self, features: Tensor) -> Tensor:
-        return few_rows_linear(features, self.table, self.bias)
+        return self.map(features)
 
 
 class Int8Linear(nn.Linear):

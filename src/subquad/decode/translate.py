@@ -96,7 +96,8 @@ class Translator:
         """The same for texts that are all there: they are decoded by length, and given back by number."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise ValueError(f"there are {len(texts)} lines and {len(prefixes)} prefixes")
-        sources = [self._read(text) for text in texts]
+        read = self.source.encode_batch(texts)
+        sources = [self._ended(tokens) if text.strip() else [] for text, tokens in zip(texts, read, strict=True)]
         starts = self.target.encode_batch(prefixes) if prefixes is not None else [[] for _ in texts]
         done = {number: NOTHING for number, tokens in enumerate(sources) if not tokens}
         self.empty += len(done)
@@ -116,9 +117,8 @@ class Translator:
             given += 1
         assert given == len(texts), "every line has one result"
 
-    def _read(self, text: str) -> list[int]:
-        """Tokens with their end; none of a line without any."""
-        tokens = self.source.encode(text) if text.strip() else []
+    def _ended(self, tokens: list[int]) -> list[int]:
+        """Tokens of a line with their end; none of a line without any."""
         most = self.most_source
         if most is not None and len(tokens) >= most:
             self.shortened += 1

@@ -12,7 +12,8 @@ Both are for inference. numba runs them on the CPU (linear_cpu), torch elsewhere
 """
 
 import importlib
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,6 +36,22 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
     # The operation costs more than the kernel's own call; what is compiled needs it.
     call = _few_rows_op if torch.compiler.is_compiling() else _few_rows
     return call(flat, weight, bias).view(*x.shape[:-1], weight.shape[0])
+
+
+def few_rows_map(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x -> few_rows_linear(x, weight, bias), for weights that stay where they are: they are looked at once only."""
+    whole = partial(few_rows_linear, weight=weight, bias=bias)
+    if not _plain(weight, weight) or dispatch.chosen(weight) != "cpu":
+        return whole
+    kernel, width, outputs = _numba().linear_by(weight, bias), weight.shape[1], weight.shape[0]
+
+    def apply(x: Tensor) -> Tensor:
+        rows = x.numel() // width
+        if rows > FEW_ROWS or x.dtype != torch.float32 or torch.compiler.is_compiling() or _differentiates(x, weight):
+            return whole(x)
+        return kernel(x.reshape(rows, width)).view(*x.shape[:-1], outputs)
+
+    return apply
 
 
 def int8_linear(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -79,7 +96,7 @@ def _differentiates(*tensors: Tensor) -> bool:
 def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if dispatch.chosen(x) != "cpu":
         return F.linear(x, weight, bias)
-    return _numba().linear(x.contiguous(), weight, bias)
+    return _numba().linear_by(weight, bias)(x.contiguous())
 
 
 def _int8(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

@@ -163,12 +163,16 @@ def _multiply_rounded(y, x, weight, w_scale, bias, largest, task_outputs):  # ty
 _NONE = np.empty(0, np.float32)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x (rows, in), weight (out, in), bias (out,), in float32 -> (rows, out)."""
-    y = torch.empty(x.shape[0], weight.shape[0])
-    task = _task_outputs(weight)
-    run(_multiply, view(y), view(x), view(weight), _NONE, _NONE, _view_or_none(bias), FLOAT_LANES, task)
-    return y
+def linear_by(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x (rows, in) -> (rows, out), of weight (out, in), bias (out,), all in float32. Views of them are made once."""
+    outputs, weights, biases, task = weight.shape[0], view(weight), _view_or_none(bias), _task_outputs(weight)
+
+    def linear(x: Tensor) -> Tensor:
+        y = torch.empty(x.shape[0], outputs)
+        run(_multiply, view(y), view(x), weights, _NONE, _NONE, biases, FLOAT_LANES, task)
+        return y
+
+    return linear
 
 
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, largest: int) -> Tensor:

@@ -38,9 +38,9 @@ def compiled(function: Callable[..., None]) -> Callable[..., None]:
     """Compiles when first called, for each precision; what was compiled is kept on disk.
 
     Products may be fused with sums. Nothing more: numba would apply it to the vector code as well, which relies on the
-    order of its operations.
+    order of its operations. Other threads of Python go on meanwhile.
     """
-    options: Any = {"parallel": True, "error_model": "numpy", "fastmath": {"contract"}}
+    options: Any = {"parallel": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
     try:
         return numba.njit(function, cache=True, **options)
     except RuntimeError:  # neither the folder of this file nor the user's cache folder can be written

@@ -1,8 +1,8 @@
 """Normaliser and largest entries of long rows, compiled by numba: see `vocabulary.py`.
 
 torch's logsumexp writes its exponentials to memory; here they are added up where they are made, 64 sums at a time.
-torch's topk sorts; here a row is read once, 64 entries at a time, and the few above the smallest of the largest so far
-are put among them: of n entries in any order about count * log(n / count).
+torch's topk sorts; here the largest of every 64th entry are found first. At least `count` entries are not below the
+count-th largest of those 64, so that a second reading, 64 at a time, meets little more than what is wanted.
 """
 
 # ruff: noqa: ARG001 (numba gives an intrinsic the types of its operands, of which most are known)
@@ -122,38 +122,51 @@ def _log_sums(out, values, count):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _insert(best, at, value, place, slot):  # type: ignore[no-untyped-def]
-    """Puts a value among those before `slot`, which fall, and drops what stands in `slot`."""
-    while slot > 0 and best[slot - 1] < value:
-        best[slot], at[slot] = best[slot - 1], at[slot - 1]
-        slot -= 1
-    best[slot], at[slot] = value, place
+def _keep(best, at, value, place, held, bound):  # type: ignore[no-untyped-def]
+    """Puts a value above the bound among the `held` ones, which fall; returns how many are held then.
+
+    When all of `best` is held, the last drops out, and the bound is no lower than the last.
+    """
+    if value > bound[0]:
+        slot = min(held, best.size - 1)
+        held = slot + 1
+        while slot > 0 and best[slot - 1] < value:
+            best[slot], at[slot] = best[slot - 1], at[slot - 1]
+            slot -= 1
+        best[slot], at[slot] = value, place
+        if held == best.size:
+            bound[0] = max(bound[0], best[held - 1])
+    return held
 
 
 @compiled
 def _largest(found, places, values, count):  # type: ignore[no-untyped-def]
     """found[r], places[r]: the largest entries of row r of flat values with `count` entries a row, in falling order."""
-    most = found.shape[1]
-    last = unsigned(most - 1)
+    most, n = found.shape[1], unsigned(count)
     for row in prange(found.shape[0]):
-        best = np.full(most, -np.inf, values.dtype)
-        at = np.arange(most)
-        start = unsigned(row) * unsigned(count)
-        for i in range(min(most, count)):
-            _insert(best, at, values[start + unsigned(i)], i, i)
-        i = min(most, count)
-        while i < count:
-            whole = i + 64 <= count
-            if whole and not _any_of_64(values, start + unsigned(i), best, last):
-                i += 64
-                continue
-            for place in range(i, i + 64 if whole else count):
-                value = values[start + unsigned(place)]
-                if value > best[most - 1]:
-                    _insert(best, at, value, place, most - 1)
-            i += 64
-        for slot in range(most):
-            found[row, slot], places[row, slot] = best[slot], at[slot]
+        tops = np.full(64, -np.inf, values.dtype)
+        start, end = unsigned(row) * n, (unsigned(row) + ONE) * n
+        rest = end - n % SIXTY_FOUR
+        for at in range(start, rest, SIXTY_FOUR):
+            _raise_64(tops, values, unsigned(at))
+        for at in range(rest, end):
+            tops[at - rest] = max(tops[at - rest], values[at])
+        best, at = found[row], places[row]
+        bound, held = np.full(1, -np.inf, values.dtype), 0  # only what is above the bound counts
+        if most <= 64:
+            for top in tops:
+                held = _keep(best, at, top, 0, held, bound)
+            bound[0], held = np.nextafter(bound[0], tops.dtype.type(-np.inf)), 0
+        for first in range(start, end, SIXTY_FOUR):
+            if first == rest or _any_of_64(values, unsigned(first), bound, unsigned(0)):
+                for place in range(first, min(first + SIXTY_FOUR, end)):
+                    held = _keep(best, at, values[place], place - start, held, bound)
+        place = start
+        while held < most:  # then all that is left is minus infinity
+            if values[place] == -np.inf:
+                best[held], at[held] = values[place], place - start
+                held += 1
+            place += ONE
 
 
 def log_sum_exp(values: Tensor) -> Tensor:

@@ -30,12 +30,15 @@ def right_padded(lengths: Tensor, time: int) -> Tensor:
 
 
 class RightPadding:
-    """Moves the tokens of every row to its front, in order, and results back to where the tokens were."""
+    """Moves the tokens of every row to its front, in order, and results back to where the tokens were.
+
+    place: (batch, time), where each position's content goes; None: everything stays where it is.
+    """
 
     def __init__(self, padding: Tensor) -> None:
         self.padding = padding
-        self.order = padding.to(torch.uint8).argsort(dim=1, stable=True)
         self.lengths = padding.logical_not().sum(1)
+        self.place = None if _is_right_already(padding) else self._places()
 
     def layout(self) -> Layout:
         return Layout(right_padded(self.lengths.clamp(min=1), self.padding.shape[1]))
@@ -43,9 +46,24 @@ class RightPadding:
     def pack(self, x: Tensor) -> Tensor:
         """x: (batch, time, channels), padded anywhere -> tokens first, zeros after them."""
         cleared = x.masked_fill(self.padding[..., None], 0)
-        return cleared.gather(1, self.order[..., None].expand_as(x))
+        if self.place is None:
+            return cleared
+        return torch.empty_like(cleared).scatter(1, self.place[..., None].expand_as(x), cleared)
 
     def unpack(self, y: Tensor) -> Tensor:
         """The inverse of `pack`; padded positions come back as zeros."""
-        back = self.order.argsort(dim=1)
-        return y.gather(1, back[..., None].expand_as(y)).masked_fill(self.padding[..., None], 0)
+        if self.place is not None:
+            y = y.gather(1, self.place[..., None].expand_as(y))
+        return y.masked_fill(self.padding[..., None], 0)
+
+    def _places(self) -> Tensor:
+        """Tokens keep their order, and so does what follows them. Counting instead of sorting: ONNX cannot sort so."""
+        token, other = self.padding.logical_not().cumsum(1) - 1, self.padding.cumsum(1) - 1
+        return torch.where(self.padding, self.lengths[:, None] + other, token)
+
+
+def _is_right_already(padding: Tensor) -> bool:
+    """Whether nothing has to move. Other devices would wait for the answer, and a compiled graph cannot depend on it."""
+    if padding.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not bool((padding[:, :-1] & padding[:, 1:].logical_not()).any())

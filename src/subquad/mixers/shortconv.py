@@ -8,6 +8,7 @@ says so.
 """
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -52,9 +53,30 @@ class ShortConvConfig(MixerConfig):
 
 @dataclass
 class ShortConvState(State):
-    """inputs: (batch, K - 1, conv_dim), the last inputs of the convolution; zeros before a row's first token."""
+    """inputs: (rows, K - 1, conv_dim), the last inputs of the convolution; zeros before a row's first token.
+
+    order: (batch,) int64, which of the rows each row of the batch continues; None: its own. The next step moves them
+    when it copies them anyway.
+    """
 
     inputs: Tensor
+    order: Tensor | None = None
+
+    def reorder(self, index: Tensor) -> Self:
+        order = index if self.order is None else self.order.index_select(0, index)
+        return type(self)(self.lengths.index_select(0, index), self.inputs, order)
+
+    def followed_by(self, u: Tensor) -> Tensor:
+        """The last inputs of every row and then its new ones: (batch, K - 1 + time, conv_dim)."""
+        if self.order is None:
+            return torch.cat([self.inputs.to(u.dtype), u], 1)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.inputs.dtype != u.dtype:
+            return torch.cat([self.inputs.index_select(0, self.order).to(u.dtype), u], 1)
+        count = self.inputs.shape[1]
+        extended = u.new_empty(u.shape[0], count + u.shape[1], u.shape[2])
+        torch.index_select(self.inputs, 0, self.order, out=extended[:, :count])
+        extended[:, count:] = u
+        return extended
 
 
 class ShortConvMixer(Mixer):
@@ -101,7 +123,7 @@ class ShortConvMixer(Mixer):
         self, u: Tensor, new: Tensor | None, state: ShortConvState, query: Tensor | None = None
     ) -> tuple[Tensor, ShortConvState]:
         """The next chunk u (batch, time, conv_dim) of a stream, of which the first new[b] positions are tokens."""
-        extended = torch.cat([state.inputs.to(u.dtype), u], 1)
+        extended = state.followed_by(u)
         end = advanced(state.lengths, new, u.shape[1])
         taps, softmax = self.taps_or_logits(u if query is None else query, state.lengths, end)
         inputs = keep_last(extended, new, self.config.kernel_size - 1, dim=1)
