@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # One torch thread per test process: processes that each start a thread per core slow one another down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test nightly lint format docs bench bench-decode clean
+.PHONY: demo test nightly lint format docs bench bench-decode bench-tables clean
 
 demo: $(INSTALLED)
 	$(BIN)/subquad demo
@@ -27,9 +27,11 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The generated parts of README.md and docs/; tests/test_docs.py fails while they are out of date.
+# The generated parts of README.md and docs/ and the figures, then the site in site/, offline; tests fail while they are out of date.
 docs: $(INSTALLED)
 	$(BIN)/subquad docs
+	$(BIN)/python docs/figures/draw.py
+	$(BIN)/mkdocs build --strict
 
 # The figures of docs/performance.md: half an hour on an idle machine. One part: make bench ONLY="--only conv"
 bench: $(INSTALLED)
@@ -39,6 +41,10 @@ bench: $(INSTALLED)
 # The figures of docs/decoding.md: three minutes on an idle machine. A trained run too: make bench-decode ONLY="--run RUN ..."
 bench-decode: $(INSTALLED)
 	$(BIN)/python benchmarks/decode.py $(ONLY) --json docs/decoding.json --write-docs docs/decoding.md
+
+# The figures of docs/efficiency.md, on an idle machine. One part: make bench-tables ONLY="--only linformer"
+bench-tables: $(INSTALLED)
+	$(BIN)/python benchmarks/tables.py $(ONLY) --json docs/efficiency.json --write-docs docs/efficiency.md
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

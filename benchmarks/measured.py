@@ -59,8 +59,11 @@ class Effort:
 QUICK = Effort(budget=0.0, least=1, most=1, quick=True)
 
 
-def measuring_parser(text: str, parts: Iterable[str], repeats: int, budget: float) -> argparse.ArgumentParser:
-    """The options that every benchmark has. text: its module's docstring, of which the first line says what it does."""
+def measuring_parser(
+    text: str, parts: Iterable[str], repeats: int, budget: float | None = None
+) -> argparse.ArgumentParser:
+    """The options that every benchmark has. text: its module's docstring, of which the first line says what it does;
+    budget: None where the number of repeats is fixed."""
     description, _, details = text.partition("\n\n")
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, epilog=details, formatter_class=form)
@@ -69,7 +72,8 @@ def measuring_parser(text: str, parts: Iterable[str], repeats: int, budget: floa
     add("--only", choices=list(parts), action="append", help="measure this part; may be repeated")
     add("--threads", type=int, default=2, help="CPU threads (default 2)")
     add("--repeats", type=int, default=repeats, help=f"least repeats of everything (default {repeats})")
-    add("--budget", type=float, default=budget, help=f"seconds that repeats may go on for (default {budget:g})")
+    if budget is not None:
+        add("--budget", type=float, default=budget, help=f"seconds that repeats may go on for (default {budget:g})")
     add("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
     add("--write-docs", type=Path, metavar="FILE", help="fill the generated parts of a page")
     return parser
