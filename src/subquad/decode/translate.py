@@ -19,7 +19,7 @@ from subquad.decode.fast import prepared
 from subquad.decode.limits import longest_source, longest_text
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import TargetScorer, together
-from subquad.kernels.parallel import for_each
+from subquad.kernels.parallel import each_in_turn
 from subquad.models import Seq2Seq
 from subquad.models.base import compile_blocks
 
@@ -103,12 +103,13 @@ class Translator:
         self.empty += len(done)
         given = 0
         batches = self._batches(sources)
-        together = torch.get_num_threads()  # a batch on each thread costs less than all threads on each batch
-        for first in range(0, len(batches), together):
-            some = batches[first : first + together]
-            found = for_each(lambda batch: self._decode([sources[n] for n in batch], [starts[n] for n in batch]), some)
-            for batch, results in zip(some, found, strict=True):
-                done.update(zip(batch, results, strict=True))
+
+        def decode(batch: list[int]) -> list[Translated]:
+            return self._decode([sources[number] for number in batch], [starts[number] for number in batch])
+
+        # a batch on each thread costs less than all threads on each batch
+        for batch, results in zip(batches, each_in_turn(decode, batches), strict=True):
+            done.update(zip(batch, results, strict=True))
             while given in done:
                 yield done.pop(given)
                 given += 1

@@ -7,7 +7,7 @@ many times slower. Here a thread takes a whole piece, such as a head, and they m
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -23,9 +23,14 @@ _number = 0
 
 def for_each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """work(item) of all items, in their order. Pieces must not write to the same place."""
+    return list(each_in_turn(work, items))
+
+
+def each_in_turn(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """The same, each as soon as it and those before it are there; work goes on meanwhile."""
     threads = torch.get_num_threads()
     if threads == 1 or len(items) < threads:
-        return [work(item) for item in items]
+        return map(work, items)
     inference = torch.is_inference_mode_enabled()
 
     def alone(item: Item) -> Result:
@@ -33,7 +38,7 @@ def for_each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Resu
         with torch.inference_mode(inference), torch.no_grad():
             return work(item)
 
-    return list(_pool(threads).map(alone, items))
+    return _pool(threads).map(alone, items)
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:

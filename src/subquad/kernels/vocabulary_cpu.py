@@ -161,12 +161,12 @@ def _largest(found, places, values, count):  # type: ignore[no-untyped-def]
             if first == rest or _any_of_64(values, unsigned(first), bound, unsigned(0)):
                 for place in range(first, min(first + SIXTY_FOUR, end)):
                     held = _keep(best, at, values[place], place - start, held, bound)
-        place = start
+        empty = start
         while held < most:  # then all that is left is minus infinity
-            if values[place] == -np.inf:
-                best[held], at[held] = values[place], place - start
+            if values[empty] == -np.inf:
+                best[held], at[held] = values[empty], empty - start
                 held += 1
-            place += ONE
+            empty += ONE
 
 
 def log_sum_exp(values: Tensor) -> Tensor:
