@@ -184,6 +184,7 @@ def test_two_seeds_are_rarely_enough() -> None:
         (size(1.5 * 2**30), "1.5 GiB"),
         (probability(0.0001), "p < 0.001"),
         (probability(0.25), "p = 0.25"),
+        (probability(0.0496), "p = 0.0496"),
         (listed(["a", "b", "c"]), "a, b and c"),
     ],
 )

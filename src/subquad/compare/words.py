@@ -32,7 +32,11 @@ def millions(count: float) -> str:
 
 
 def probability(p: float) -> str:
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+    """As many digits as show on which side of 1 - CONFIDENCE it is."""
+    if p < 0.001:
+        return "p < 0.001"
+    digits = 2 if p >= 0.1 else 4 if round(p, 3) == round(1 - CONFIDENCE, 3) else 3
+    return f"p = {p:.{digits}f}"
 
 
 def seeds(count: int) -> str:
