@@ -19,9 +19,15 @@ def mixer_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Import
 
     config: the module's constructor arguments under their own names. state: its state dict.
     """
+    planned = mixer_for(config)
+    return fill(planned.module, state, planned.slots, unused=("relative_position_index",))
+
+
+def mixer_for(config: Mapping[str, Any]) -> Imported[Mixer]:
+    """The same mixer with fresh weights, and where those of the library's module would go."""
     name = config["attn_name"]
     if name == "causal_eva":
-        return _decoder_eva(config, state)
+        return _decoder_eva(config)
     if name not in _OPTIONS:
         known = ", ".join([*_OPTIONS, "causal_eva"])
         raise ValueError(f"the efficient-attention library has no mechanism {name!r}; it has {known}")
@@ -35,7 +41,14 @@ def mixer_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Import
         **options,
     )
     slots |= linear_slots("qkv", "qkv", config.get("qkv_bias", True)) | linear_slots("proj", "out")
-    return fill(mixer, state, slots, unused=("relative_position_index",))
+    return Imported(mixer, slots)
+
+
+def _choice(option: str, given: Any, choices: Mapping[str, str]) -> str:
+    """Our word for one of the library's."""
+    if given not in choices:
+        raise ValueError(f"{option} must be one of {', '.join(choices)}, got {given!r}")
+    return choices[given]
 
 
 Translation = tuple[dict[str, Any], dict[str, Slot]]
@@ -63,7 +76,7 @@ def _window(config: Mapping[str, Any]) -> Translation:
 
 def _features(config: Mapping[str, Any]) -> Translation:
     scheme = config.get("sample_scheme", "default")
-    options = {"features": config.get("approx_attn_dim", 64), "projection": _SCHEME[scheme]}
+    options = {"features": config.get("approx_attn_dim", 64), "projection": _choice("sample_scheme", scheme, _SCHEME)}
     return options, {"eval_proj" if scheme == "default" else "random_proj": Slot("projection.matrix")}
 
 
@@ -120,7 +133,7 @@ def _lara(config: Mapping[str, Any]) -> Translation:
 
 def _eva(config: Mapping[str, Any]) -> Translation:
     options, slots = _window(config)
-    adaptive = _ADAPTIVE[config.get("adaptive_proj", "default")]
+    adaptive = _choice("adaptive_proj", config.get("adaptive_proj", "default"), _ADAPTIVE)
     options |= {"landmarks": config.get("num_landmarks", 49), "adaptive": adaptive}
     return options, slots | _adaptive_slots(adaptive)
 
@@ -134,10 +147,10 @@ def _adaptive_slots(adaptive: str) -> dict[str, Slot]:
     return slots
 
 
-def _decoder_eva(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported[Mixer]:
+def _decoder_eva(config: Mapping[str, Any]) -> Imported[Mixer]:
     arguments, width, bias = config["attn_args"], config["embed_dim"], config.get("bias", True)
     options, slots = _window({"window_size": 4} | dict(arguments))
-    adaptive = _ADAPTIVE[arguments["adaptive_proj"]]
+    adaptive = _choice("adaptive_proj", arguments["adaptive_proj"], _ADAPTIVE)
     chunk = arguments.get("chunk_size")
     mixer = build(
         "eva",
@@ -153,8 +166,8 @@ def _decoder_eva(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Impo
         **options,
     )
     slots |= stacked_slots(("q_proj", "k_proj", "v_proj"), "qkv", width, bias)
-    slots |= linear_slots("out_proj", "out", bias="out_proj.bias" in state) | _adaptive_slots(adaptive)
-    return fill(mixer, state, slots)
+    slots |= linear_slots("out_proj", "out") | _adaptive_slots(adaptive)
+    return Imported(mixer, slots)
 
 
 _OPTIONS: dict[str, Callable[[Mapping[str, Any]], Translation]] = {

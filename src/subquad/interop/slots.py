@@ -45,7 +45,8 @@ def fill(
     """Copies an original's `state` into a mixer or model.
 
     unused: names (or prefixes ending in ".") that the original stores but does not compute with. Every stored name must
-    be known, every slot stored, every number of values right, and every parameter of ours filled.
+    be known, every slot stored, every number of values right, and every parameter of ours filled. Names that share a
+    place, as tied weights do, must have the same values.
     """
     owner = getattr(module, "name", type(module).__name__)
     skipped = tuple(unused)
@@ -60,13 +61,34 @@ def fill(
     empty = [n for n, _ in module.named_parameters() if n not in {slot.name for slot in slots.values()}]
     if empty:
         raise ValueError(f"{owner}: the weights do not fit the config; nothing is stored for {empty}")
+    owners: dict[tuple[str, int | None], str] = {}
     with torch.no_grad():
         for name, slot in slots.items():
             target, given = slot.of(ours[slot.name]), slot.taken(state[name])
             if target.numel() != given.numel():
                 raise ValueError(f"{owner}: {name} is {tuple(given.shape)}, expected {tuple(target.shape)}")
-            target.copy_(given.reshape(target.shape))
+            given = given.reshape(target.shape)
+            first = owners.setdefault((slot.name, slot.rows.start if slot.rows else None), name)
+            if first != name and not torch.equal(target, given.to(target)):
+                raise ValueError(f"{owner}: the weights do not fit the config; {first} and {name} are tied, but differ")
+            target.copy_(given)
     return Imported(module, slots)
+
+
+def placed(imported: Imported[ModuleType], originals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What an original keeps for each of its tensors (such as moments), as tensors for ours, by name.
+
+    Names of the original may be missing: ours that get nothing are left out, rows that get nothing are 0.
+    """
+    ours = dict(imported.module.named_parameters())
+    result: dict[str, Tensor] = {}
+    for name, original in originals.items():
+        slot = imported.slots[name]
+        if slot.name not in result:
+            result[slot.name] = torch.zeros_like(ours[slot.name])
+        target = slot.of(result[slot.name])
+        target.copy_(slot.taken(original).reshape(target.shape))
+    return result
 
 
 def linear_slots(original: str, ours: str, bias: bool = True) -> Slots:

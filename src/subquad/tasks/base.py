@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, Budget
 from subquad.data.tokenizers import Tokenizer
-from subquad.files import write_json
+from subquad.files import write_description
 from subquad.models import Model
 from subquad.tasks.losses import Loss
 
@@ -87,10 +87,7 @@ class Task(ABC):
 
     def save_inputs(self, folder: Path) -> None:
         """Writes inputs.json and tokenizers/ beside the weights, so that using the model needs no training data."""
-        for side, tokenizer in self.tokenizers().items():
-            tokenizer.save(folder / TOKENIZERS / side)
-        described = {"format": INPUTS_FORMAT, "task": self.name, "model": self.model_options(), **self.inputs()}
-        write_json(folder / INPUTS, described)
+        write_inputs(folder, self.name, self.tokenizers(), self.model_options(), self.inputs())
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         """Numbers for people from sums over `count` targets."""
@@ -105,6 +102,19 @@ class Task(ABC):
         regulariser = aux.float().mean()
         total = loss.total + self.aux_weight * loss.count * regulariser if self.aux_weight else loss.total
         return StepLoss(total, sums | {"regulariser": float(regulariser.detach()) * loss.count}, loss.count)
+
+
+def write_inputs(
+    folder: Path,
+    task: str,
+    tokenizers: Mapping[str, Tokenizer],
+    model_options: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+) -> None:
+    """inputs.json and tokenizers/ of a run: see `Task.tokenizers`, `Task.model_options` and `Task.inputs`."""
+    for side, tokenizer in tokenizers.items():
+        tokenizer.save(folder / TOKENIZERS / side)
+    write_description(folder / INPUTS, {"format": INPUTS_FORMAT, "task": task, "model": dict(model_options), **inputs})
 
 
 def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:

@@ -1,9 +1,14 @@
 """A run directory: recipe.yaml (resolved), environment.json, data/ (tokens), metrics.jsonl, checkpoints/.
 
-Training on an existing run resumes it. Its recipe must be the same, but for how long it trains and what is tracked.
+Training on an existing run resumes it. Its recipe must be the same, but for how long it trains and what is tracked. A
+run that came from another program has imported.json too, and gets its data when training goes on.
 """
 
-import json
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,12 @@ import torch
 import yaml
 
 from subquad.environment import environment
+from subquad.files import read_yaml, write_json, write_text
 from subquad.train.recipe import Recipe
 
 RECIPE, ENVIRONMENT = "recipe.yaml", "environment.json"
+IMPORTED, METRICS = "imported.json", "metrics.jsonl"
+LOCK = ".lock"
 FREE = (
     *(
         "train.updates",
@@ -28,6 +36,8 @@ FREE = (
     *("train.data_workers", "train.checkpoint_activations", "train.sharded"),
 )
 """What may change when a run goes on: how long it trains, what is kept and shown, and what the result is free of."""
+OF_TRAINING = ("data", "optim", "schedule", "train", "checkpoints", "track", "decode")
+"""What else may change in a run that was imported, until it is trained here: all but the model and its task."""
 
 
 def open_run(recipe: Recipe, run: Path) -> bool:
@@ -36,17 +46,42 @@ def open_run(recipe: Recipe, run: Path) -> bool:
     path = run / RECIPE
     if not path.exists():
         run.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(data, sort_keys=False))
-        (run / ENVIRONMENT).write_text(json.dumps(environment(torch.device("cpu")), indent=2) + "\n")
+        write_json(run / ENVIRONMENT, environment(torch.device("cpu")))
+        write_text(path, yaml.safe_dump(data, sort_keys=False))
         return False
-    before = yaml.safe_load(path.read_text())
-    changed = [key for key in differences(before, data) if not key.startswith(FREE)]
+    before = read_yaml(path, "recipe")
+    untouched = (run / IMPORTED).exists() and not (run / METRICS).exists()
+    free = OF_TRAINING if untouched else FREE
+    changed = [key for key in differences(before, data) if not key.startswith(free)]
     if changed:
         raise ValueError(
             f"{run} holds a run of another recipe ({', '.join(changed)} differ); give another --out, or the same recipe"
         )
-    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    if data != before:
+        write_text(path, yaml.safe_dump(data, sort_keys=False))
     return True
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Keeps other trainers out of a run directory; the system opens the lock when this process ends, or dies."""
+    run.mkdir(parents=True, exist_ok=True)
+    path = run / LOCK
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(handle, 20, 0).decode(errors="replace").strip() or "unknown"
+            raise ValueError(f"process {owner} trains in {run}; wait until it ends, or give another --out") from None
+        except OSError as error:  # some shared file systems have no locks
+            reason = error.strerror
+            warnings.warn(f"{run} cannot be locked ({reason}): let no other process train in it", stacklevel=3)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
 
 
 def differences(before: Any, now: Any, prefix: str = "") -> list[str]:

@@ -1,0 +1,43 @@
+"""`subquad import`: a checkpoint of another program becomes a run directory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The checkpoint, a .pt file of torch.save.")],
+    out: Annotated[Path, typer.Option(help="The run directory to make.")],
+    dict_source: Annotated[
+        Path | None, typer.Option(help="fairseq's dictionary of the source, or of a language model's text.")
+    ] = None,
+    dict_target: Annotated[Path | None, typer.Option(help="fairseq's dictionary of the target.")] = None,
+    codes: Annotated[Path | None, typer.Option(help="The file of subword-nmt's BPE codes.")] = None,
+    moses: Annotated[
+        bool, typer.Option("--moses/--no-moses", help="With codes: text is split by Moses first, or is split already.")
+    ] = True,
+) -> None:
+    """Import a checkpoint of fairseq and of programs like it.
+
+    The result is a run as `subquad train` makes it: translate, generate, evaluate, average and export take it. The
+    file is read as data, nothing in it is run. Dictionaries (dict.LANGUAGE.txt, dict.txt) and codes (bpecodes, code)
+    are looked for beside the checkpoint and where it says its data is, unless they are named. To train it further, give
+    it data, as the last example does.
+
+    Examples:
+    subquad import wmt16.en-de/model.pt --out runs/wmt16
+    subquad import checkpoint_best.pt --out runs/iwslt --codes code \\
+        --dict-source dict.de.txt --dict-target dict.en.txt
+    subquad train runs/wmt16/recipe.yaml --out runs/wmt16 train.updates=60000 \\
+        "data.splits.train=[train.en, train.de]" "data.splits.valid=[valid.en, valid.de]"
+    """
+    from subquad.interop.imported import TextFiles
+    from subquad.interop.importing import import_checkpoint
+
+    texts = TextFiles(dict_source, dict_target, codes, moses)
+    imported = import_checkpoint(file, out, texts)
+    size = f"{imported.model.parameter_count():,} parameters"
+    print(f"{out}: {imported.task} model of {imported.origin}: {size}, update {imported.update:,}")
+    for note in imported.notes:
+        print(f"note: {note}")

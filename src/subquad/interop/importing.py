@@ -1,0 +1,37 @@
+"""From an old checkpoint to a run directory: who reads it, and what is said when nobody does."""
+
+from pathlib import Path
+from typing import cast
+
+from subquad.files import foreign
+from subquad.interop import fairseq_checkpoints, linformer_checkpoints, vision_checkpoints
+from subquad.interop.imported import Imported, Importer, TextFiles, write_run
+from subquad.interop.pickles import read_pickle
+from subquad.interop.unsupported import refusal
+
+IMPORTERS = [cast(Importer, module) for module in (vision_checkpoints, linformer_checkpoints, fairseq_checkpoints)]
+"""In the order in which they are asked; programs that build on another one come before it."""
+
+
+def import_checkpoint(path: str | Path, out: str | Path, texts: TextFiles | None = None) -> Imported:
+    """Writes the checkpoint as a run directory, which commands use as any other."""
+    path = Path(path)
+    imported = convert_checkpoint(path, texts or TextFiles())
+    write_run(imported, out)
+    return imported
+
+
+def convert_checkpoint(path: Path, texts: TextFiles) -> Imported:
+    """The checkpoint as the first importer that recognises it converts it."""
+    contents = read_pickle(path)
+    if reason := refusal(contents):
+        raise ValueError(f"{path}: {reason}")
+    for importer in IMPORTERS:
+        if importer.recognises(contents):
+            try:
+                with foreign("the checkpoint"):
+                    return importer.convert(contents, path.parent, texts)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+    known = "; ".join(importer.SUPPORTED for importer in IMPORTERS)
+    raise ValueError(f"{path} is no checkpoint of a program that is known here; known: {known}")
