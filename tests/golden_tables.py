@@ -12,7 +12,7 @@ from subquad.models import Model, build_model, preset
 from subquad.models.costs import costs
 from subquad.models.presets import PRESETS
 from subquad.nn.positions import build_positions, count_tokens
-from tests import golden_batching, golden_text, golden_training
+from tests import golden_arguments, golden_batching, golden_text, golden_training
 from tests.golden_files import OUTPUT_TOLERANCE, assert_close
 
 # The settings of the papers; on pyramids LARA's landmarks are mapped over all channels.
@@ -108,6 +108,7 @@ def check_bleu(content: dict[str, Any]) -> None:
 
 
 TABLES: dict[str, Callable[[Any], None]] = {
+    "efficient-attention/argument_table.json": golden_arguments.check_arguments,
     "efficient-attention/param_counts.json": check_parameter_counts,
     "efficient-attention/gmacs_measured.json": check_multiplications,
     "fairseq/adam.json": golden_training.check_adam,
