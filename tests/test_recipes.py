@@ -169,7 +169,7 @@ def test_dotted_changes() -> None:
         ("small/phrases", "model.decoder.mixer=lara", "causal"),
         ("small/phrases", "task=language-model", "trains models of kind language-model, not encoder-decoder"),
         ("small/phrases", "task=translating", "task: "),
-        ("small/phrases", "data.folder=x", "give one of embedded, folder, splits and images"),
+        ("small/phrases", "data.folder=x", "give one of embedded, folder, splits, fairseq and images"),
         ("small/phrases", "data.repeated=3", "data.repeated has no meaning for task translation"),
         ("small/phrases", "schedule.period=3", "has no period"),
         ("small/cifar10_eva", "data.augment.crop=some", "data.augment.crop: "),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from subquad.cli.help import Command, Group
 from subquad.cli.output import print_table
 
 if TYPE_CHECKING:
@@ -17,13 +18,23 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_UPDATES = 0.2
 
-data = typer.Typer(help="Prepare text for training, and describe what was prepared.", rich_markup_mode=None)
+data = typer.Typer(cls=Group, rich_markup_mode=None)
 Files = Annotated[list[str] | None, typer.Option(help="A file; give the option again for the second language.")]
 
 
-@data.command()
+@data.callback()
+def about() -> None:
+    """Prepare text for training, and describe what was prepared.
+
+    Examples:
+    subquad data prepare DATA --train train.en --train train.de --valid valid.en --valid valid.de
+    subquad data stats DATA
+    """
+
+
+@data.command(cls=Command)
 def prepare(
-    folder: Annotated[Path, typer.Argument(help="Where the memory-mapped tokens go.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the memory-mapped tokens go.")],
     config: Annotated[Path | None, typer.Option(help="YAML file of all this; options here replace its own.")] = None,
     task: Annotated[str | None, typer.Option(help="translation (default), language-model or classification.")] = None,
     train: Files = None,
@@ -40,7 +51,7 @@ def prepare(
     vocab_size: Annotated[int | None, typer.Option(help="Symbols of the vocabulary at most.")] = None,
     tokenizer_path: Annotated[str | None, typer.Option(help="tokenizer.json, SentencePiece model or folder.")] = None,
     codes: Annotated[str | None, typer.Option(help="File of subword-nmt codes, for moses-bpe.")] = None,
-    dictionary: Annotated[str | None, typer.Option(help="fairseq's dict.txt, for moses-bpe.")] = None,
+    dictionary: Annotated[str | None, typer.Option(help="fairseq's dict.txt, for words and moses-bpe.")] = None,
     separate: Annotated[bool, typer.Option("--separate", help="A vocabulary of its own for each language.")] = False,
     max_length: Annotated[int | None, typer.Option(help="Skip samples with more tokens on a side.")] = None,
     keep_empty: Annotated[bool | None, typer.Option(help="Keep samples with an empty side.")] = None,
@@ -49,8 +60,13 @@ def prepare(
 ) -> None:
     """Tokenise text files into memory-mapped tokens, once.
 
-    Called again it redoes only what changed: an input, the tokenizer, an option. Translation:
+    Called again it redoes only what changed: an input, the tokenizer, an option. A recipe uses the result by
+    `data: {folder: FOLDER}`.
+
+    Examples:
     subquad data prepare DATA --train train.en.gz --train train.de.gz --valid val.en.gz --valid val.de.gz
+    subquad data prepare DATA --train pairs.tsv --columns en,de --tokenizer bpe --vocab-size 8000
+    subquad data prepare DATA --task language-model --train train.txt --valid valid.txt --tokenizer words
     """
     from subquad.data.prepare import TextDataConfig, prepare_text
     from subquad.files import read_yaml
@@ -75,23 +91,41 @@ def prepare(
     print(json.dumps(described, indent=2)) if as_json else _print_prepared(prepared)
 
 
-@data.command()
+@data.command(cls=Command)
 def stats(
-    folder: Annotated[Path, typer.Argument(help="A folder that `subquad data prepare` wrote.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="A folder that `subquad data prepare` or fairseq-preprocess wrote."),
+    ],
     most: Annotated[int, typer.Option(min=0, help="How many of the most frequent symbols.")] = 10,
     verify: Annotated[bool, typer.Option("--verify", help="Read all files and compare their checksums first.")] = False,
+    languages: Annotated[str | None, typer.Option(help="Of a fairseq folder with several pairs: de,en.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show counts, lengths, unknown rates and frequent symbols of prepared data."""
+    """Show counts, lengths, unknown rates and frequent symbols.
+
+    Examples:
+    subquad data stats DATA
+    subquad data stats DATA --most 20 --verify
+    subquad data stats data-bin/iwslt14 --languages de,en --json
+    """
+    from tempfile import TemporaryDirectory
+
+    from subquad.data.fairseq_folder import FairseqFolder, fairseq_task
+    from subquad.data.prepare import prepare_text
     from subquad.data.prepared import open_prepared
     from subquad.data.stats import text_stats
 
-    prepared = open_prepared(folder)
-    if verify:
-        for split in prepared.splits:
-            for side in prepared.sides:
-                prepared.store(split, side).verify()
-    described = text_stats(prepared, most)
+    with TemporaryDirectory() as scratch:
+        if (task := fairseq_task(folder)) is not None:
+            pair = languages.split(",") if languages is not None else None
+            found = FairseqFolder.parse("data", {"path": str(folder), "languages": pair})
+            prepared = prepare_text(found.text_config(task), scratch)
+        else:
+            prepared = open_prepared(folder)
+        if verify:
+            prepared.verify()
+        described = text_stats(prepared, most) | {"folder": str(folder)}
     print(json.dumps(described, indent=2)) if as_json else _print_stats(described)
 
 

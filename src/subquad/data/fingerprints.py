@@ -1,19 +1,12 @@
 """What a file or a source contains, in a few bytes, so that a change is noticed."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from subquad.data.packages import load_hub
 from subquad.data.sources import TextSource
-from subquad.files import checksum
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of plain data."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+from subquad.files import checksum, digest
 
 
 def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -39,7 +32,7 @@ def source_records(source: TextSource, known: Iterable[Mapping[str, Any]] = ()) 
         content = {"rows": len(data_set), "cache": str(getattr(data_set, "_fingerprint", ""))}
         return [{"path": source.files[0], "size": 0, "sha256": digest(content)}]
     known = list(known)
-    return [file_record(path, known) for path in source.files]
+    return [file_record(path, known) for path in source.contents]
 
 
 def reading(source: TextSource) -> dict[str, Any]:

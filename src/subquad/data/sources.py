@@ -16,10 +16,13 @@ from typing import IO, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
+from subquad.data.fairseq_index import INDEX, data_path
 from subquad.data.packages import HUB, load_hub, optional_module
 from subquad.mixers.config import Options, nearest
 
 GZIP_MAGIC = b"\x1f\x8b"
+MOST_LINE = 1 << 30
+"""Bytes of a line, which is held in memory: a gzip file of a megabyte can have one of a gigabyte."""
 Format = Literal["text", "tsv", "csv", "jsonl", "parquet", "ids"]
 SUFFIXES: dict[str, Format] = {
     ".tsv": "tsv",
@@ -29,6 +32,7 @@ SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
     ".npy": "ids",
     ".npz": "ids",
+    INDEX: "ids",
 }
 
 
@@ -37,8 +41,8 @@ class TextSource(Options):
 
     files: tuple[str, ...] = Field(
         min_length=1,
-        description="one text file (or .npy, .npz of token numbers) for each field, one table, or hub:NAME for a data "
-        "set of the hub",
+        description="one text file (or .npy, .npz, fairseq's .idx of token numbers) for each field, one table, or "
+        "hub:NAME for a data set of the hub",
     )
     columns: tuple[int | str, ...] = Field(
         (), description="of a table: a name or a number from 1 for each field; default: the first ones"
@@ -65,6 +69,12 @@ class TextSource(Options):
     def is_ids(self) -> bool:
         """Whether the files hold numbers of tokens instead of text."""
         return not self.is_hub and self.kind == "ids"
+
+    @property
+    def contents(self) -> list[str]:
+        """All files that are read: an index of fairseq's has its numbers beside it."""
+        beside = [str(data_path(path)) for path in self.files if self.is_ids and path.endswith(INDEX)]
+        return [*self.files, *beside]
 
     @property
     def kind(self) -> Format:
@@ -168,7 +178,10 @@ def read_lines(path: str | Path, position: Position | None = None) -> Iterator[s
 def _raw_lines(path: str | Path, position: Position | None) -> Iterator[bytes]:
     with _opened(path, position) as file:
         try:
-            yield from file
+            while line := file.readline(MOST_LINE):
+                if len(line) == MOST_LINE:
+                    raise ValueError(f"{path} has a line of more than {MOST_LINE:,} bytes")
+                yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
 
@@ -295,7 +308,7 @@ def _json_rows(path: str, position: Position | None) -> Iterator[Row]:
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # no JSON, or a number of thousands of digits
             raise ValueError(f"{where}: not JSON, {error}") from None
         if not isinstance(row, Mapping):
             raise ValueError(f"{where}: a JSON object is needed, got {line[:40]}")
@@ -306,11 +319,15 @@ def _parquet_rows(path: str) -> Iterator[Row]:
     parquet = optional_module("pyarrow.parquet", f"{path}: parquet")
     if not Path(path).is_file():
         raise ValueError(f"{path}: there is no such file")
+    arrow = optional_module("pyarrow", f"{path}: parquet")
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path}, row {number}", row
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row
+    except (OSError, OverflowError, arrow.ArrowException) as error:
+        raise ValueError(f"{path} cannot be read as parquet: {' '.join(str(error).split())}") from None
 
 
 def _hub_rows(source: TextSource) -> Iterator[Row]:

@@ -1,13 +1,12 @@
-"""Tokens that are numbers already, in numpy's files: no tokenizer runs over them, only its size is asked for.
+"""Tokens that are numbers already, in files of numpy or fairseq: no tokenizer runs over them, only its size counts.
 
     .npy   one dimension: a single sample, the stream of a language model; two: a sample in every row. Memory-mapped.
     .npz   `ids`, all samples one after the other, with their `lengths` (n,) or `offsets` (n + 1,). Read as a whole.
+    .idx   what fairseq-preprocess writes, with the numbers in .bin beside it. Memory-mapped.
 
 Padding at the end of a sample is cut off, and then one eos: stores hold samples without them.
 """
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Self
 import numpy as np
 
 from subquad.data.encode import Encoded, Rules, chosen
+from subquad.data.fairseq_index import INDEX, open_indexed
+from subquad.data.packed import read_npy, read_npz
 from subquad.data.tokenizer_base import Tokenizer
 
 CHUNK_TOKENS = 1 << 22
@@ -23,26 +24,35 @@ CHUNK_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class TokenArray:
-    """Samples of one file: sample i is ids[offsets[i]:offsets[i + 1]], special symbols included."""
+    """Samples of one file: sample i is ids[offsets[i]:offsets[i + 1]] - base, special symbols included."""
 
     path: str
     ids: np.ndarray  # (tokens,) integers, a view of the file where it is mapped
     offsets: np.ndarray  # (n + 1,) int64
     is_stream: bool = False
+    base: int = 0
 
     @classmethod
     def open(cls, path: str) -> Self:
+        if path.endswith(INDEX):
+            return cls._of_index(path)
         if not Path(path).is_file():
             raise ValueError(f"{path}: there is no such file")
         try:
             if path.endswith(".npz"):
-                with np.load(path, allow_pickle=False) as file:
-                    arrays = {name: file[name] for name in ("ids", "lengths", "offsets") if name in file}
+                arrays, _ = read_npz(Path(path), ("ids", "lengths", "offsets"))
             else:
-                arrays = {"ids": np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                arrays = {"ids": read_npy(Path(path))}
+        except ValueError as error:
             raise ValueError(f"{path} cannot be read as an array of numpy: {error}") from None
         return cls._of_arrays(path, **arrays)
+
+    @classmethod
+    def _of_index(cls, path: str) -> Self:
+        found = open_indexed(path)
+        if not found.ids.size:
+            raise ValueError(f"{path}: empty, there are no samples")
+        return cls(path, found.ids, found.offsets, base=found.base)
 
     @classmethod
     def _of_arrays(
@@ -89,25 +99,29 @@ class TokenArray:
     def _ending(self, begin: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
         """Which samples have `number` as their last token."""
         filled = np.flatnonzero(end > begin)
-        return filled[self.ids[end[filled] - 1] == number]
+        return filled[self.ids[end[filled] - 1] == number + self.base]
 
     def _check(self, start: int, stop: int, size: int) -> None:
         first = int(self.offsets[start])
         tokens = self.ids[first : int(self.offsets[stop])]
-        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < size:
-            wrong = int(np.argmax((tokens < 0) | (tokens >= size)))
+        least, end = self.base, self.base + size
+        if len(tokens) and not least <= int(tokens.min()) <= int(tokens.max()) < end:
+            wrong = int(np.argmax((tokens < least) | (tokens >= end)))
             sample = int(np.searchsorted(self.offsets, first + wrong, side="right"))
             place = f"sample {sample}, number {first + wrong - int(self.offsets[sample - 1]) + 1}"
-            raise ValueError(f"{self.path}, {place}: {tokens[wrong]} is outside of the vocabulary of {size:,} symbols")
+            number = int(tokens[wrong]) - self.base
+            raise ValueError(f"{self.path}, {place}: {number} is outside of the vocabulary of {size:,} symbols")
 
     def tokens(self, start: int, stop: int, lengths: np.ndarray) -> np.ndarray:
         """The first `lengths` tokens of each of the samples, one sample after the other."""
         flat = self.ids[int(self.offsets[start]) : int(self.offsets[stop])]
         if stop == start + 1:
-            return flat[: int(lengths[0])]  # a view: a stream may be larger than memory
-        whole = np.diff(self.offsets[start : stop + 1])
-        place = np.arange(len(flat)) - np.repeat(self.offsets[start:stop] - self.offsets[start], whole)
-        return flat[place < np.repeat(lengths, whole)]
+            kept = flat[: int(lengths[0])]  # a view: a stream may be larger than memory
+        else:
+            whole = np.diff(self.offsets[start : stop + 1])
+            place = np.arange(len(flat)) - np.repeat(self.offsets[start:stop] - self.offsets[start], whole)
+            kept = flat[place < np.repeat(lengths, whole)]
+        return kept - self.base if self.base else kept
 
 
 def _whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:

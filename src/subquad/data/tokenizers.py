@@ -3,7 +3,7 @@
     bpe, unigram    pieces of words, trained on the lines
     bytes           nothing to train
     characters      by frequency
-    words           between whitespace, by frequency
+    words           between whitespace, by frequency or from a dictionary of fairseq's
     file            a tokenizer.json of the library `tokenizers`
     sentencepiece   a .model file (needs the package sentencepiece)
     moses-bpe       moses tokenisation, subword-nmt codes, and fairseq's dictionary (needs sacremoses)
@@ -41,7 +41,7 @@ TAKES: dict[str, set[str]] = {
     "unigram": {"vocab_size"},
     "bytes": set(),
     "characters": {"vocab_size", "min_count"},
-    "words": {"vocab_size", "min_count", "multiple"},
+    "words": {"dictionary", "vocab_size", "min_count", "multiple"},
     "file": {"path", "symbols"},
     "sentencepiece": {"path"},
     "moses-bpe": {"codes", "dictionary", "language", "vocab_size", "min_count", "multiple"},
@@ -120,8 +120,8 @@ class TokenizerConfig(Options):
     @property
     def reads_lines(self) -> bool:
         """Whether the lines decide about the result."""
-        made = self.kind == "moses-bpe" and self.dictionary is None
-        return made or self.kind in ("bpe", "unigram", "characters", "words")
+        made = self.kind in ("words", "moses-bpe") and self.dictionary is None
+        return made or self.kind in ("bpe", "unigram", "characters")
 
     def paths(self) -> list[Path]:
         """The files that decide about the result."""
@@ -177,6 +177,7 @@ LOADED: dict[str, Callable[[TokenizerConfig], Tokenizer]] = {
     "bytes": lambda _: ByteTokenizer(),
     "file": _load_json,
     "sentencepiece": lambda config: SentencePieceTokenizer(file_bytes(str(config.path))),
+    "words": lambda config: WordTokenizer(FairseqDictionary.load(str(config.dictionary))),
     "moses-bpe": _load_moses,
     "ids": lambda config: IdsTokenizer(int(config.vocab_size or 0), config.numbers),
     "saved": lambda config: load_tokenizer(str(config.path)),
