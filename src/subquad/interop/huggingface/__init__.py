@@ -1,0 +1,53 @@
+"""Our models in Hugging Face's format. Importing this registers them with transformers' Auto classes.
+
+    import subquad.interop.huggingface
+    model = AutoModelForCausalLM.from_pretrained("exported")
+
+`subquad export RUN --to huggingface` (`save_huggingface` here) writes such a folder. The rest of subquad does without
+transformers: `pip install 'subquad[hf]'` brings it.
+"""
+
+import importlib.util
+
+from subquad.data.packages import optional_module
+from subquad.data.vision_ops import import_torchvision
+
+optional_module("transformers", "models in Hugging Face's format", "'subquad[hf]'")
+if importlib.util.find_spec("torchvision") is not None:
+    import_torchvision()  # transformers imports it as well, and fails where its compiled part does not load
+
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+)
+
+from subquad.interop.huggingface.cache import SubquadCache  # noqa: E402
+from subquad.interop.huggingface.config import SubquadConfig  # noqa: E402
+from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor  # noqa: E402
+from subquad.interop.huggingface.saving import save_huggingface  # noqa: E402
+from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM  # noqa: E402
+from subquad.interop.huggingface.tokenizer import SubquadPieces, SubquadTokenizer  # noqa: E402
+
+AutoConfig.register(SubquadConfig.model_type, SubquadConfig)
+AutoModelForCausalLM.register(SubquadConfig, SubquadForCausalLM)
+AutoModelForSeq2SeqLM.register(SubquadConfig, SubquadForSeq2SeqLM)
+AutoModelForImageClassification.register(SubquadConfig, SubquadForImageClassification)
+AutoTokenizer.register(SubquadConfig, slow_tokenizer_class=SubquadTokenizer)
+AutoTokenizer.register(SubquadConfig, fast_tokenizer_class=SubquadPieces, exist_ok=True)
+AutoImageProcessor.register(SubquadConfig, slow_image_processor_class=SubquadImageProcessor)
+
+__all__ = [
+    "SubquadCache",
+    "SubquadConfig",
+    "SubquadForCausalLM",
+    "SubquadForImageClassification",
+    "SubquadForSeq2SeqLM",
+    "SubquadImageProcessor",
+    "SubquadPieces",
+    "SubquadTokenizer",
+    "save_huggingface",
+]

@@ -1,0 +1,124 @@
+"""What the models in Hugging Face's format share. Each holds one of ours as `model`, and adds what transformers asks.
+
+Only documented places of transformers are used: the methods that users call (`generate`, `from_pretrained`, ...), the
+attributes that its documentation names, and `_init_weights`, which every model of its own has to give.
+"""
+
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from subquad.interop.card import CARD, model_card
+from subquad.interop.huggingface.cache import SubquadCache
+from subquad.interop.huggingface.config import SubquadConfig
+from subquad.mixers import Mixer
+from subquad.models import Model, model_from
+from subquad.nn.stack import Stack
+from subquad.tasks.losses import Loss
+
+IGNORED = -100
+"""The label of positions without a target, as everywhere in transformers."""
+AnyOutput = TypeVar("AnyOutput", bound=ModelOutput)
+
+
+class SubquadModel(PreTrainedModel):
+    """Base of the three models."""
+
+    config_class = SubquadConfig
+    config: SubquadConfig
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True  # forward takes num_items_in_batch: losses of accumulated batches are one mean
+    kinds: ClassVar[tuple[str, ...]]
+    """The kinds of our models that it can hold."""
+    usage: ClassVar[str]
+    """How it is loaded, for the model card."""
+
+    def __init__(self, config: SubquadConfig) -> None:
+        super().__init__(config)
+        kind = config.subquad.get("kind")
+        if kind not in self.kinds:
+            raise ValueError(f"{type(self).__name__} holds models of kind {' or '.join(self.kinds)}, not {kind}")
+        self.model: Model = model_from(config.subquad)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Our models begin as they are built; transformers shall change nothing."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *inputs: Any, **options: Any) -> Any:
+        """The base class's, which sets the constants of mixers aside and starts missing weights anew: we do not."""
+        with_info = options.pop("output_loading_info", False)
+        options["output_loading_info"] = True
+        found: Any = super().from_pretrained(pretrained_model_name_or_path, *inputs, **options)
+        model, info = found
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"{pretrained_model_name_or_path} lacks weights of the model: {', '.join(missing[:10])}")
+        restore_constants(model)
+        return found if with_info else model
+
+    def save_pretrained(self, save_directory: Any, *inputs: Any, **options: Any) -> Any:
+        """The base class's, with a model card unless the folder has one."""
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / CARD).exists():
+            (folder / CARD).write_text(model_card(self.model, self.usage, library="transformers"))
+        return super().save_pretrained(save_directory, *inputs, **options)
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Blocks keep their inputs only; set by `gradient_checkpointing_enable`."""
+        return any(stack.recompute for stack in self._stacks())
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, enabled: bool) -> None:
+        for stack in self._stacks():
+            stack.recompute = enabled
+
+    def _stacks(self) -> list[Stack]:
+        return [module for module in self.modules() if isinstance(module, Stack)]
+
+    def mean_loss(self, loss: Loss, aux: Tensor | None, items: Tensor | int | None) -> Tensor:
+        """The mean over targets. items: targets of all batches of an update, where there are several."""
+        total = loss.total
+        if aux is not None and self.config.aux_weight:
+            total = total + self.config.aux_weight * loss.count * aux.float().mean()
+        return total / (items if items is not None else max(1, loss.count))
+
+
+def restore_constants(model: nn.Module) -> None:
+    """Gives mixers back what they compute from their options and do not store, which loading has left undefined."""
+    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
+        stored = mixer.state_dict().keys()
+        constants = {name: value for name, value in mixer.named_buffers() if name not in stored}
+        if constants:
+            with torch.random.fork_rng(devices=[]):  # a mixer draws weights, which are not wanted here
+                fresh = dict(type(mixer)(mixer.config).named_buffers())
+            for name, value in constants.items():
+                value.copy_(fresh[name])
+
+
+def padding_of(mask: Tensor | None, time: int) -> Tensor | None:
+    """Our padding (batch, time) of the newest positions of a mask, which has 1 for tokens; None: all of them are."""
+    if mask is None:
+        return None
+    padding = mask[:, -time:] == 0
+    return padding if bool(padding.any()) else None
+
+
+def started(cache: Any, use_cache: bool | None) -> SubquadCache | None:
+    """The cache to read with; None: the whole sequence is given, and nothing is kept."""
+    if cache is None:
+        return SubquadCache() if use_cache else None
+    if not isinstance(cache, SubquadCache):
+        raise ValueError(f"past_key_values is a {type(cache).__name__}; this model keeps its state in a SubquadCache")
+    return cache
+
+
+def as_asked(kind: type[AnyOutput], return_dict: bool | None, **values: Any) -> AnyOutput | tuple[Any, ...]:
+    """An output of transformers, or its values as a tuple."""
+    output = kind(**values)
+    return output if return_dict is not False else output.to_tuple()

@@ -1,0 +1,72 @@
+"""Image classifiers in Hugging Face's format, and what turns images into their tensors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import BaseImageProcessor, BatchFeature
+from transformers.modeling_outputs import ImageClassifierOutput
+
+from subquad.data.image_arrays import channels_first
+from subquad.interop.huggingface.base import SubquadModel, as_asked
+from subquad.models import Pyramid, VisionTransformer
+from subquad.tasks.classification import transform_from
+from subquad.tasks.losses import class_loss
+from subquad.train.classifying import image_tensor
+
+
+class SubquadForImageClassification(SubquadModel):
+    """images (batch, channels, H, W) -> logits (batch, classes)."""
+
+    main_input_name = "pixel_values"
+    kinds = ("vision", "pyramid")
+    model: VisionTransformer | Pyramid
+    usage = """```python
+import subquad.interop.huggingface  # makes the model known
+from transformers import pipeline
+
+pipeline("image-classification", "FOLDER")("image.png")
+```"""
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> ImageClassifierOutput | tuple[Any, ...]:
+        """labels: (batch,) numbers of the classes, or (batch, classes) their shares."""
+        logits, _, aux = self.model(pixel_values)
+        loss = self.mean_loss(class_loss(logits, labels), aux, num_items_in_batch) if labels is not None else None
+        return as_asked(ImageClassifierOutput, return_dict, loss=loss, logits=logits)
+
+
+class SubquadImageProcessor(BaseImageProcessor):
+    """The transform of evaluation, as a run describes it in its inputs.json."""
+
+    model_input_names = ["pixel_values"]  # noqa: RUF012 - the base class has it so
+
+    def __init__(self, transform: Mapping[str, Any] | None = None, **common: Any) -> None:
+        """transform: what `described()` of a transform gave."""
+        super().__init__(**common)
+        self.transform = dict(transform or {})
+
+    def preprocess(self, images: Any, return_tensors: str | None = None) -> BatchFeature:
+        """images: one or several; Pillow's, or arrays (H, W), (H, W, C) or (C, H, W)."""
+        if not self.transform:
+            raise ValueError("this image processor has no transform: load it with from_pretrained")
+        several = isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
+        transform = transform_from(self.transform)
+        tensors = [image_tensor(transform, "the image", _opened(image)) for image in (images if several else [images])]
+        return BatchFeature({"pixel_values": torch.stack(tensors)}, tensor_type=return_tensors)
+
+
+def _opened(image: Any) -> Any:
+    """Pillow's image in colours, or an array (C, H, W)."""
+    if isinstance(image, Tensor):
+        image = image.numpy(force=True)
+    if isinstance(image, np.ndarray):
+        return channels_first(image[None], "the image")[0]
+    return image.convert("RGB")

@@ -1,0 +1,89 @@
+"""From a run to a folder in Hugging Face's format: weights, tokenizers or an image processor, and a model card."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from subquad.decode.limits import longest_source, longest_text
+from subquad.interop.card import CARD, model_card
+from subquad.interop.huggingface.base import SubquadModel
+from subquad.interop.huggingface.config import SubquadConfig
+from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor
+from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadGenerator
+from subquad.interop.huggingface.tokenizer import converted
+from subquad.models import Model
+from subquad.train.loaded import Loaded
+
+TARGET = "target"
+"""The subfolder of the target's tokenizer: a folder has one tokenizer, and the two sides may differ."""
+LONG_SOURCE = 512
+"""Tokens of a long source, for a limit of length in proportion to it: transformers only has fixed ones."""
+
+
+def save_huggingface(run: Loaded, out: Path) -> None:
+    """Writes the folder, which `from_pretrained` and `pipeline` read."""
+    out.mkdir(parents=True, exist_ok=True)
+    save = {
+        "translation": _save_translator,
+        "language-model": _save_language_model,
+        "image-classification": _save_classifier,
+    }
+    wrapped = save[run.recipe.task](run, out)
+    wrapped.config.aux_weight = run.recipe.train.aux_weight
+    (out / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"))
+    wrapped.save_pretrained(out)
+
+
+def wrap(model: Model, **config: Any) -> SubquadModel:
+    """A copy of a model in Hugging Face's format, in eval mode. config: see SubquadConfig."""
+    classes = (SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadForImageClassification)
+    fitting = next((one for one in classes if model.config.kind in one.kinds), None)
+    if fitting is None:
+        raise ValueError(f"Hugging Face's format has no place here for models of kind {model.config.kind}")
+    wrapped = fitting(SubquadConfig(subquad=model.config.model_dump(mode="json"), **config))
+    wrapped.model.load_state_dict(model.state_dict())
+    if isinstance(wrapped, SubquadGenerator):
+        special = {name: number for name, number in config.items() if name.endswith("_token_id")}
+        padding = [config["pad_token_id"]] if "pad_token_id" in config else None
+        wrapped.generation_config = GenerationConfig(**special, suppress_tokens=padding)  # no text holds padding
+    return wrapped.eval()
+
+
+# ---------------------------------------------------------------------- what each task brings
+
+
+def _save_classifier(run: Loaded, out: Path) -> SubquadModel:
+    SubquadImageProcessor(run.inputs["transform"]).save_pretrained(out)
+    labels = dict(enumerate(run.inputs["classes"]))
+    return wrap(run.model, id2label=labels, label2id={label: number for number, label in labels.items()})
+
+
+def _save_language_model(run: Loaded, out: Path) -> SubquadModel:
+    words = run.tokenizer("text")
+    wrapped = wrap(run.model, pad_token_id=words.pad, eos_token_id=words.eos, bos_token_id=words.eos)
+    assert isinstance(wrapped, SubquadForCausalLM)
+    converted(words, "before", longest_text(wrapped.model)).save_pretrained(out)
+    return wrapped
+
+
+def _save_translator(run: Loaded, out: Path) -> SubquadModel:
+    """With the search of the recipe, as far as transformers knows its options."""
+    source, target = run.tokenizer("source"), run.tokenizer("target")
+    wrapped = wrap(run.model, pad_token_id=target.pad, eos_token_id=target.eos, decoder_start_token_id=target.eos)
+    assert isinstance(wrapped, SubquadForSeq2SeqLM)
+    longest = longest_text(wrapped.model)
+    converted(source, "after", longest_source(wrapped.model)).save_pretrained(out)
+    converted(target, "after", longest).save_pretrained(out / TARGET)
+    options = run.recipe.decode
+    limit = int(options.max_len_a * LONG_SOURCE + options.max_len_b) + 1  # the end is one of the new tokens here
+    wrapped.generation_config.update(
+        num_beams=options.beam,
+        length_penalty=options.lenpen,
+        early_stopping=options.beam > 1,
+        min_new_tokens=options.min_len,
+        max_new_tokens=limit if longest is None else min(limit, longest),
+        no_repeat_ngram_size=options.no_repeat_ngram,
+        forced_eos_token_id=target.eos,  # a translation that reaches its limit ends there
+    )
+    return wrapped
