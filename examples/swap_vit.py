@@ -1,0 +1,113 @@
+"""Swaps the attention of a trained timm ViT: what quality it loses at once, and what fine-tuning brings back.
+
+    python examples/swap_vit.py performer features=32
+    python examples/swap_vit.py lightconv kernel_size=7 --epochs 30 --tune-epochs 10
+
+A small vision transformer learns scikit-learn's handwritten digits with softmax attention. Then a mechanism takes the
+place of its attention, with the trained weights where it has them, and the whole model is trained a little more. The
+last line is the control: the same extra training without a swap. Needs timm and `pip install 'subquad[demo,vision]'`.
+"""
+
+import argparse
+import copy
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor, nn
+
+import subquad
+from subquad.data.embedded import load
+from subquad.data.image_arrays import ArrayImages
+from subquad.data.vision_ops import import_torchvision
+from subquad.evaluate.accuracy import class_ranks
+from subquad.mixers import build
+
+BATCH, WIDTH, HEADS = 64, 32, 4
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mixer", help="mechanism that takes the place of attention, see `subquad info`")
+    parser.add_argument("options", nargs="*", metavar="option=value", help="options of the mechanism")
+    parser.add_argument("--epochs", type=int, default=30, help="training with softmax attention (default: 30)")
+    parser.add_argument("--tune-epochs", type=int, default=10, help="training after the swap (default: 10)")
+    parser.add_argument("--class-token", action="store_true", help="classify by a token of its own, not by the mean")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def options_of(words: list[str]) -> dict[str, Any]:
+    """["window=4", "overlap=true"] -> {"window": 4, "overlap": True}."""
+    for word in words:
+        if "=" not in word:
+            raise ValueError(f"{word!r} is no option; write option=value")
+    return {name: yaml.safe_load(value) for name, _, value in (word.partition("=") for word in words)}
+
+
+def vision_transformer(class_token: bool) -> nn.Module:
+    """Tokens are the 4 × 4 patches of 2 × 2 pixels."""
+    import_torchvision()  # timm imports it, also where it was built for another torch
+    from timm.models.vision_transformer import VisionTransformer
+
+    pool = "token" if class_token else "avg"
+    size = {"embed_dim": WIDTH, "depth": 2, "num_heads": HEADS, "mlp_ratio": 2}
+    return VisionTransformer(
+        img_size=8, patch_size=2, in_chans=1, num_classes=10, class_token=class_token, global_pool=pool, **size
+    )
+
+
+def tensors(part: ArrayImages) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(part.images), torch.from_numpy(part.labels)
+
+
+def train(model: nn.Module, part: ArrayImages, epochs: int, rate: float) -> None:
+    images, labels = tensors(part)
+    steps = epochs * -(-len(images) // BATCH)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps + 1, pct_start=0.1)
+    model.train()
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(images)).split(BATCH):
+            optimiser.zero_grad()
+            F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+            optimiser.step()
+            schedule.step()
+
+
+@torch.inference_mode()
+def top1(model: nn.Module, part: ArrayImages) -> float:
+    images, labels = tensors(part)
+    return float((class_ranks(model.eval()(images), labels) == 0).float().mean())
+
+
+def main() -> None:
+    given = arguments()
+    options = options_of(given.options)
+    build(given.mixer, dim=WIDTH, heads=HEADS, **options)  # mistakes are refused before the training
+    digits = load("digits")
+    torch.manual_seed(given.seed)
+    model = vision_transformer(given.class_token)
+    train(model, digits.train, given.epochs, 3e-3)
+    results = {"softmax, trained": top1(model, digits.test)}
+    control = copy.deepcopy(model)
+    swapped = subquad.swap(model, given.mixer, **options)
+    print(swapped)
+    results[f"{given.mixer}, swapped in"] = top1(model, digits.test)
+    train(model, digits.train, given.tune_epochs, 1e-3)
+    results[f"{given.mixer}, fine-tuned"] = top1(model, digits.test)
+    train(control, digits.train, given.tune_epochs, 1e-3)
+    results["softmax, trained as long"] = top1(control, digits.test)
+    width = max(map(len, results))
+    print(f"\n{'top-1 on the test images'.ljust(width)}")
+    for what, share in results.items():
+        print(f"{what.ljust(width)}  {share:.3f}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"swap_vit: {error}")

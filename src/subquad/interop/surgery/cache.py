@@ -1,0 +1,64 @@
+"""The streaming state of a swapped layer, kept where transformers keeps keys and values, so that `generate` works."""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+from subquad.mixers import State
+
+
+class StateLayer(DynamicLayer):
+    """One layer of a transformers cache that holds a mixer's state in the place of keys and values."""
+
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: State | None = None
+        self.seen = 0
+        """Positions read, padded ones too: what masks and position numbers count."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> NoReturn:  # noqa: ARG002
+        raise ValueError("this layer of the cache belongs to a swapped layer, and holds no keys and values")
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def reset(self) -> None:
+        self.state, self.seen = None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise ValueError("the state of a swapped layer cannot forget its last tokens, as assisted decoding asks")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.batch_select_indices(self._rows(self.state).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None:
+            rows = self._rows(self.state)
+            self.state = self.state.reorder(rows[indices.to(rows.device)])
+
+    @staticmethod
+    def _rows(state: State) -> Tensor:
+        return torch.arange(len(state.lengths), device=state.lengths.device)
+
+
+def layer_of(cache: Any, number: int) -> StateLayer:
+    """The layer of a cache for the swapped layer `number`; an empty one for keys and values makes room for it."""
+    cache = getattr(cache, "self_attention_cache", cache)  # of a cache for a decoder with cross-attention
+    while len(cache.layers) <= number:
+        cache.layers.append(cache.layer_class_to_replicate())
+    found = cache.layers[number]
+    if not isinstance(found, StateLayer):
+        if found.get_seq_length() > 0:
+            raise ValueError(f"layer {number} of the cache was filled before the layer was swapped: use a fresh cache")
+        cache.layers[number] = found = StateLayer()
+    return found
