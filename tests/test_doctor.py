@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from subquad import allocator
-from subquad.cli import doctor
+from subquad.cli import doctor, installed
 from subquad.cli.main import run
 from subquad.kernels import dispatch
 from subquad.mixers import available
@@ -139,14 +139,62 @@ def test_python_versions(version, allowed, monkeypatch) -> None:
 
 
 def test_extras_come_from_the_metadata(monkeypatch) -> None:
-    extras = doctor.extra_packages()
-    assert extras["track"] == ["tensorboard", "wandb"]
-    assert "dev" not in extras
-    monkeypatch.setattr(doctor, "_version", lambda package: "1" if package == "tensorboard" else None)
+    needed = installed.requirements()
+    assert list(needed["track"]) == ["tensorboard", "wandb"]
+    assert "dev" not in needed
+    assert "torch" in needed[None]
+    monkeypatch.setattr(installed, "version_of", lambda package: "99" if package == "tensorboard" else None)
+    found = {finding.name: finding for finding in doctor.extras()}
+    assert found["extra track"].text == "wandb not installed (optional)"
+    assert found["extra track"].remedy == "pip install 'subquad[track]'"
+    assert found["timm"].remedy == "pip install timm"
+    assert {finding.status for finding in found.values()} == {"ok"}
+    extras = {extra for extra in needed if extra is not None}
+    assert set(metadata.metadata("subquad").get_all("Provides-Extra") or []) > extras
+
+
+def test_a_package_that_is_too_old(monkeypatch) -> None:
+    true = installed.version_of
+    monkeypatch.setattr(installed, "version_of", lambda package: "0.1" if package == "tensorboard" else true(package))
     (finding,) = [finding for finding in doctor.extras() if finding.name == "extra track"]
-    assert finding.text == "wandb not installed (optional)"
-    assert finding.remedy == "pip install 'subquad[track]'"
-    assert set(metadata.metadata("subquad").get_all("Provides-Extra") or []) > set(extras)
+    assert finding.status == "note"
+    assert finding.text == "tensorboard 0.1 is not >=2.17 (optional)"
+    assert finding.remedy == "pip install 'subquad[track]' --upgrade"
+
+
+@pytest.mark.parametrize(("version", "text"), [(None, "numpy not installed"), ("1.0", "numpy 1.0 is not >=1.26")])
+def test_a_needed_package_that_does_not_fit(version, text, monkeypatch) -> None:
+    true = installed.version_of
+    assert [finding.status for finding in doctor.packages()] == ["ok"]
+    monkeypatch.setattr(installed, "version_of", lambda package: version if package == "numpy" else true(package))
+    (finding,) = doctor.packages()
+    assert (finding.status, finding.text, finding.remedy) == ("broken", text, "pip install --upgrade subquad")
+
+
+@pytest.mark.parametrize(
+    ("threads", "driver", "remedy"),
+    [(8, False, None), (9, False, "set OMP_NUM_THREADS=8:"), (2, False, "set OMP_NUM_THREADS=8,"), (8, True, "CUDA")],
+)
+def test_threads_and_gpus(threads, driver, remedy, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(doctor, "NVIDIA", tmp_path if driver else tmp_path / "none")
+    (finding,) = doctor.torch_itself()
+    assert (finding.status == "ok") == (remedy is None)
+    assert (remedy or "") in (finding.remedy or "")
+
+
+def test_a_disk_that_is_full_or_read_only(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [finding.name for finding in doctor.disk()] == ["disk"]
+    monkeypatch.setattr(doctor, "LEAST_DISK", 2**80)
+    (finding,) = doctor.disk()
+    assert finding.status == "note"
+    assert "--out on another disk" in (finding.remedy or "")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (finding,) = doctor.disk()
+    assert finding.text == f"{tmp_path} cannot be written"
 
 
 def test_memory_is_the_least_of_system_and_container(tmp_path, monkeypatch) -> None:

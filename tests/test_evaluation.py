@@ -234,7 +234,7 @@ def test_the_moving_average_is_used_where_there_is_one(tmp_path: Path) -> None:
         (["--context-window", "8"], "a context window is for language models"),
         (["--out", "result.txt"], "the name of a JSON file is needed"),
         (["decode.beem=3"], "did you mean 'beam'?"),
-        (["--against", "nowhere"], "nowhere has not been evaluated on test"),
+        (["--against", "nowhere"], "there is no run nowhere to compare with"),
     ],
 )
 def test_mistakes_are_one_line(pairs: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,10 @@ import typer
 
 
 def average(
-    run: Annotated[Path, typer.Argument(help="A run directory that `subquad train` made.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory that `subquad train` made.")],
     checkpoints: Annotated[
-        list[str] | None, typer.Argument(help="Checkpoints of it by name or path; or give --epochs or --updates.")
+        list[str] | None,
+        typer.Argument(metavar="CHECKPOINT", help="Checkpoints of it by name or path; or give --epochs or --updates."),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="The newest N checkpoints that stand at the end of an epoch.")
@@ -20,29 +21,36 @@ def average(
     ] = None,
     name: Annotated[str, typer.Option(help="Of the checkpoint to write.")] = "average",
 ) -> None:
-    """Write the mean of checkpoints as a checkpoint of the run, for `--checkpoint average` of other commands.
+    """Write the mean of several checkpoints of a run.
 
-    Where the run keeps a moving average of the weights, the means are of those. The recipe's `checkpoints` section
-    says how many are kept.
+    It becomes a checkpoint of the run, for `--checkpoint average` of other commands. Where the run keeps a moving
+    average of the weights, the mean is of those. The recipe's `checkpoints` section says how many are kept.
+
+    Examples:
+    subquad average runs/phrases --updates 5
+    subquad average runs/phrases --epochs 10 --up-to 40 --name last10
+    subquad average runs/phrases update-000001000 update-000002000
+    subquad evaluate runs/phrases --checkpoint average
     """
     from subquad.train import checkpoint as stored
-    from subquad.train.loaded import find_checkpoint
+    from subquad.train.loaded import check_run, find_checkpoint
     from subquad.train.recipe import read_recipe
     from subquad.train.run import RECIPE
 
     if sum(given is not None and given != [] for given in (checkpoints, epochs, updates)) != 1:
-        raise ValueError("say which checkpoints to average: their names, --epochs N or --updates N")
+        raise ValueError("say which checkpoints to average, in one way: their names, --epochs N or --updates N")
     if up_to is not None and checkpoints:
         raise ValueError("--up-to goes with --epochs or --updates, not with names")
     if "/" in name or not name:
         raise ValueError(f"--name {name!r}: a name is needed, not a path; the result is RUN/checkpoints/NAME")
+    check_run(run)
     folder = run / "checkpoints"
     if checkpoints:
         recipe = read_recipe(run / RECIPE)
         chosen = [find_checkpoint(run, recipe, one) for one in checkpoints]
     else:
         chosen = stored.newest(folder, epochs or updates or 1, up_to=up_to, epoch_ends=epochs is not None)
-    weights = stored.average(chosen, ema=(chosen[0] / stored.EMA).exists())
+    weights = stored.average(chosen, ema=stored.has_average(chosen[0]))
     latest = max((stored.read_state(path) for path in chosen), key=lambda state: state.update)
     state = stored.TrainState(latest.update, latest.epoch, extra={"average of": [path.name for path in chosen]})
     path = stored.save_weights(folder / name, weights, state)

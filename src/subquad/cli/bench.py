@@ -33,14 +33,21 @@ def bench(
     ] = None,
     json_: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every number to FILE.")] = None,
 ) -> None:
-    """Measure time and peak memory of mechanisms by length, against softmax attention.
+    """Measure time and memory of mechanisms by length.
 
-    forward: inference, without gradients. train: forward and backward in training mode. Memory is what a pass adds to
-    its inputs and parameters at its worst moment. A mechanism whose output fails its check gets no time, and the exit
-    code is 1.
+    All are held against softmax attention. forward: inference, without gradients. train: forward and backward in
+    training mode. Memory is what a pass adds to its inputs and parameters at its worst moment. A mechanism whose output
+    fails its check gets no time, and the exit code is 1.
+
+    Examples:
+    subquad bench
+    subquad bench --mixers eva,local,performer --lengths 512,2048 --set eva.window=64 --json bench.json
+    subquad bench --causal --dtype bfloat16 --device cuda
     """
     if json_ is not None and not json_.absolute().parent.is_dir():
         raise ValueError(f"--json {json_}: there is no folder {json_.parent}")
+    if json_ is not None and json_.is_dir():
+        raise ValueError(f"--json {json_}: this is a folder, and the name of a file is needed")
     import torch
 
     from subquad.allocator import set_up_command
@@ -108,7 +115,7 @@ def _numbers(row: "Row") -> list[str]:
 
 def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
     """["eva.window=64"] -> {"eva": {"window": 64}}; values are read as YAML scalars."""
-    import yaml
+    from subquad.files import parse_yaml
 
     options: dict[str, dict[str, Any]] = {}
     for setting in settings:
@@ -117,8 +124,8 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, Any]]:
         if not (equals and dot and mixer and option):
             raise ValueError(f"--set {setting}: write MIXER.OPTION=VALUE, for example eva.window=64")
         try:
-            options.setdefault(mixer, {})[option] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            options.setdefault(mixer, {})[option] = parse_yaml(value)
+        except ValueError:
             raise ValueError(f"--set {setting}: cannot read the value {value!r}") from None
     return options
 

@@ -8,13 +8,20 @@ import typer
 
 
 def classify(
-    run: Annotated[Path, typer.Argument(help="A run directory of image classification.")],
-    images: Annotated[list[str], typer.Argument(help="Image files, or npy and npz arrays of one or several images.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of image classification.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGE", help="Image files, or npy and npz arrays of one or several images."),
+    ],
     checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
 ) -> None:
-    """Print the five likeliest classes of each image with their probabilities.
+    """Print the five likeliest classes of each image.
 
     A file that cannot be read is one line on stderr; the others are classified, and the exit code is 1.
+
+    Examples:
+    subquad classify runs/digits image.png
+    subquad classify runs/digits images/*.png images.npz --checkpoint last
     """
     from subquad.train.classifying import Classifier
     from subquad.train.loaded import load_run

@@ -1,13 +1,13 @@
 """`subquad compare`: mechanisms in one recipe, trained, evaluated and measured, side by side."""
 
 import shlex
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from subquad.cli.bench import integer, mechanisms, parse_settings, words_of
+from subquad.cli.interrupts import terminated_as_interrupted
 from subquad.cli.output import print_table, progress
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ QUICK, FULL = "256,1024,4096", "256,512,1024,2048,4096,8192,16384"
 
 
 def compare(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has examples.")],
-    changes: Annotated[list[str] | None, typer.Argument(help="Changes to it, such as train.updates=100.")] = None,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/ has examples.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to it, such as train.updates=100.")
+    ] = None,
     mixers: Annotated[
         str,
         typer.Option(
@@ -52,11 +54,19 @@ def compare(
     merge: Annotated[bool, typer.Option("--merge", help="Compute nothing; make the result of what is there.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try failed trainings once more.")] = False,
 ) -> None:
-    """Compare mechanisms: quality, cost by length, distance from exact attention.
+    """Compare mechanisms in one recipe: quality, and cost by length.
 
-    Writes result.json and report.html, a page that opens offline. The same command goes on where it was interrupted
-    and computes nothing twice; several machines may run it at once in a shared folder. The exit code is 1 if a
-    training failed, after everything else was done.
+    Each is trained, evaluated and measured, and its distance from exact attention is shown. Writes result.json and
+    report.html, a page that opens offline. The same command goes on where it was interrupted and computes nothing
+    twice; several machines may run it at once in a shared folder. The exit code is 1 if a training failed, after
+    everything else was done.
+
+    Examples:
+    subquad compare recipes/small/digits.yaml --mixers softmax,eva,lightconv --seeds 3
+    subquad compare recipes/small/phrases.yaml train.updates=500 --mixers eva,wide=eva --set wide.window=32
+    subquad compare recipes/small/digits.yaml --run runs/a --run b=runs/b --baseline a --lengths ""
+    subquad compare recipes/small/digits.yaml --mixers linear --only 1/2 --out /shared/digits
+    subquad compare recipes/small/digits.yaml --merge --out /shared/digits
     """
     share = parse_share(only)
     out = out or Path("runs") / f"compare-{recipe.stem}"
@@ -131,16 +141,8 @@ def make_plan(
 
 def work(comparison: "Comparison", share: "Share") -> None:
     """Computes what is open; Ctrl-C and the end of a job's time leave something to go on with."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        with progress(comparison.steps(share)) as step:
-            comparison.run(step, share)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with terminated_as_interrupted(), progress(comparison.steps(share)) as step:
+        comparison.run(step, share)
 
 
 def finish(comparison: "Comparison", title: str, command: str) -> None:

@@ -28,9 +28,14 @@ def demo(
     seeds: Annotated[str, typer.Option(help="As for `subquad compare`.")] = "3",
     out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/demo"),
 ) -> None:
-    """Compare three mechanisms on embedded images of digits: a table, and a page that opens offline.
+    """Compare three mechanisms on embedded images of digits.
 
-    It is `subquad compare` with settings for two cores and a few minutes, and as that goes on after an interruption.
+    The result is a table, and a page that opens offline. It is `subquad compare` with settings for two cores and a few
+    minutes, and as that goes on after an interruption.
+
+    Examples:
+    subquad demo
+    subquad demo --updates 100 --seeds 1 --out runs/quick
     """
     from subquad.compare.runner import ALL, Comparison
     from subquad.train.recipe import Recipe

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,9 +14,12 @@ from typing import Annotated
 
 import typer
 
+from subquad.cli.output import styled
+
 KERNELS = "SUBQUAD_KERNELS"
 GIBIBYTE = 2**30
-LEAST_MEMORY = 2 * GIBIBYTE
+LEAST_MEMORY = LEAST_DISK = 2 * GIBIBYTE
+NVIDIA = Path("/dev/nvidiactl")  # there when the driver is loaded
 TOLERANCE = 1e-4  # of the self-test: relative distance between kernels, both in float32
 
 
@@ -30,10 +34,15 @@ class Finding:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check this installation: versions, kernels, allocator, memory, extras, and a short self-test.
+    """Check this installation, and say what to do about problems.
 
-    The exit code is 0 unless something essential is broken. A first run also compiles the CPU kernels, which takes
-    some seconds each; they are kept on disk.
+    Versions, kernels, threads, allocator, memory, disk and extras are looked at, and a short self-test is run. The exit
+    code is 0 unless something essential is broken. A first run also compiles the CPU kernels, which takes some seconds
+    each; they are kept on disk.
+
+    Examples:
+    subquad doctor
+    subquad doctor --json
     """
     findings = []
     for finding in examine():
@@ -54,6 +63,7 @@ def examine() -> Iterator[Finding]:
     """All findings, in order. A check that fails to run is a finding too, and ends nothing but itself."""
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", python),
+        ("packages", packages),
         ("torch", torch_itself),
         ("kernels", kernels),
         ("self-test", self_test),
@@ -61,6 +71,7 @@ def examine() -> Iterator[Finding]:
         ("triton", triton),
         ("allocator", allocator),
         ("memory", memory),
+        ("disk", disk),
         ("extras", extras),
     ]
     for name, check in checks:
@@ -74,22 +85,40 @@ def examine() -> Iterator[Finding]:
 
 
 def _line(finding: Finding) -> str:
-    mark = {"ok": "ok    ", "note": "note  ", "broken": "BROKEN"}[finding.status]
-    return f"{mark}  {finding.name}: {finding.text}" + (f" -> {finding.remedy}" if finding.remedy else "")
+    mark, colour = {"ok": ("ok    ", "green"), "note": ("note  ", "yellow"), "broken": ("BROKEN", "red")}[
+        finding.status
+    ]
+    return f"{styled(mark, sys.stdout, fg=colour)}  {finding.name}: {finding.text}" + (
+        f" -> {finding.remedy}" if finding.remedy else ""
+    )
 
 
 # ---------------------------------------------------------------------- what is installed
 
 
 def python() -> Iterator[Finding]:
-    from importlib import metadata
+    from importlib import metadata  # here and in `installed`: it would slow `subquad --help` down
+
+    from subquad.cli import installed
 
     wanted = metadata.metadata("subquad")["Requires-Python"] or ""
     text = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    if _version_allowed(platform.python_version(), wanted):
+    if installed.version_allowed(platform.python_version(), wanted):
         yield Finding("python", "ok", text)
     else:
         yield Finding("python", "broken", text, f"install a Python that is {wanted}")
+
+
+def packages() -> Iterator[Finding]:
+    """What nothing works without, in versions that fit."""
+    from subquad.cli import installed
+
+    needed = installed.requirements().get(None, {})
+    wrong = [problem for name, wanted in needed.items() if (problem := installed.problem_of(name, wanted))]
+    if wrong:
+        yield Finding("packages", "broken", ", ".join(wrong), "pip install --upgrade subquad")
+    else:
+        yield Finding("packages", "ok", f"the {len(needed)} that are needed are installed, in versions that fit")
 
 
 def torch_itself() -> Iterator[Finding]:
@@ -104,6 +133,11 @@ def torch_itself() -> Iterator[Finding]:
     text = f"{torch.__version__}, {threads} threads for {cores} cores, GPUs: {', '.join(devices) or 'none'}"
     if threads > cores:
         yield Finding("torch", "note", text, f"set OMP_NUM_THREADS={cores}: more threads than cores slow one another")
+    elif threads < cores // 2:
+        yield Finding("torch", "note", text, f"set OMP_NUM_THREADS={cores}, unless other processes use the cores")
+    elif not devices and NVIDIA.exists():
+        remedy = "install torch for CUDA (pytorch.org says how) and a driver that fits it"
+        yield Finding("torch", "note", f"{text}, though the system has one", remedy)
     else:
         yield Finding("torch", "ok", text)
 
@@ -123,7 +157,9 @@ def kernels() -> Iterator[Finding]:
 
 def numba_threads() -> Iterator[Finding]:
     """After the self-test: numba settles on a threading layer when a parallel kernel first runs."""
-    if _version("numba") is None:
+    from subquad.cli import installed
+
+    if installed.version_of("numba") is None:
         yield Finding("numba", "note", "not installed: CPU kernels run in plain torch", "pip install numba")
         return
     import numba
@@ -144,7 +180,9 @@ def numba_threads() -> Iterator[Finding]:
 def triton() -> Iterator[Finding]:
     import torch
 
-    version = _version("triton")
+    from subquad.cli import installed
+
+    version = installed.version_of("triton")
     if version is not None:
         yield Finding("triton", "ok", version)
     elif torch.cuda.is_available():
@@ -154,48 +192,26 @@ def triton() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """Whether the packages of each optional extra are there."""
-    for extra, packages in sorted(extra_packages().items()):
-        missing = [package for package in packages if _version(package) is None]
-        if missing:
-            text = f"{', '.join(missing)} not installed (optional)"
-            yield Finding(f"extra {extra}", "ok", text, f"pip install 'subquad[{extra}]'")
-        else:
-            yield Finding(f"extra {extra}", "ok", f"{', '.join(packages)} installed")
+    """Whether the packages of each optional extra are there, and timm, in whose models mixers can be swapped."""
+    from subquad.cli import installed
+
+    named = {extra: needed for extra, needed in installed.requirements().items() if extra is not None}
+    for extra, needed in sorted(named.items()):
+        yield _optional(f"extra {extra}", needed, f"pip install 'subquad[{extra}]'")
+    yield _optional("timm", {"timm": ""}, "pip install timm")
 
 
-def extra_packages() -> dict[str, list[str]]:
-    """Packages by extra, as the installed metadata states them; `dev` is for those who work on subquad itself."""
-    from importlib import metadata
+def _optional(name: str, needed: dict[str, str], remedy: str) -> Finding:
+    from subquad.cli import installed
 
-    found: dict[str, list[str]] = {}
-    for requirement in metadata.requires("subquad") or []:
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
-        name = re.match(r"[\w.-]+", requirement)
-        if extra and name and extra[1] != "dev":
-            found.setdefault(extra[1], []).append(name[0])
-    return found
-
-
-def _version(package: str) -> str | None:
-    """The installed version of a package, or None."""
-    from importlib import metadata  # here and elsewhere inside: it would slow `subquad --help` down
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _version_allowed(version: str, wanted: str) -> bool:
-    """Whether "3.11.2" is within ">=3.11,<3.15"."""
-
-    def numbers(text: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in re.findall(r"\d+", text))
-
-    tests = {">=": lambda a, b: a >= b, "<": lambda a, b: a < b}
-    bounds = re.findall(r"(>=|<)\s*([\d.]+)", wanted)
-    return all(tests[sign](numbers(version), numbers(bound)) for sign, bound in bounds)
+    problems = {
+        package: problem for package, wanted in needed.items() if (problem := installed.problem_of(package, wanted))
+    }
+    if not problems:
+        return Finding(name, "ok", f"{', '.join(needed)} installed")
+    old = [package for package in problems if installed.version_of(package) is not None]
+    text = f"{', '.join(problems.values())} (optional)"
+    return Finding(name, "note", text, f"{remedy} --upgrade") if old else Finding(name, "ok", text, remedy)
 
 
 # ---------------------------------------------------------------------- the machine
@@ -223,6 +239,20 @@ def memory() -> Iterator[Finding]:
         yield Finding("memory", "note", text, "close other programs, or use smaller batches and lengths")
     else:
         yield Finding("memory", "ok", text)
+
+
+def disk() -> Iterator[Finding]:
+    """Where runs go unless --out says otherwise: the current folder."""
+    folder = Path.cwd()
+    text = f"{shutil.disk_usage(folder).free / GIBIBYTE:.1f} GiB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        yield Finding("disk", "note", f"{folder} cannot be written", "change to another folder, or give --out")
+    elif shutil.disk_usage(folder).free < LEAST_DISK:
+        yield Finding(
+            "disk", "note", text, "free some, or give --out on another disk: a checkpoint needs its space twice"
+        )
+    else:
+        yield Finding("disk", "ok", text)
 
 
 def available_memory(

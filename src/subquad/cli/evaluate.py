@@ -18,11 +18,14 @@ SHARES = ("top1", "top5")
 
 def evaluate(
     run: Annotated[
-        Path, typer.Argument(help="A run directory that `subquad train` made, or wandb:ENTITY/PROJECT/NAME:VERSION.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run directory that `subquad train` made, or wandb:ENTITY/PROJECT/NAME:VERSION."
+        ),
     ],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(help="Changes to its recipe's decode and data, such as decode.beam=4."),
+        typer.Argument(metavar="NAME=VALUE", help="Changes to its recipe's decode and data, such as decode.beam=4."),
     ] = None,
     split: Annotated[str, typer.Option(help="The split of the recipe's data.")] = "test",
     checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
@@ -37,10 +40,18 @@ def evaluate(
         Path | None, typer.Option(help="The JSON file to write; default: RUN/evaluation-SPLIT.json.")
     ] = None,
 ) -> None:
-    """Measure the quality of a run: BLEU and chrF, perplexity, or top-1 and top-5.
+    """Measure the quality of a run on a split of its data.
 
-    Every sample of the split counts once; one without a result makes the exit code 1. Under torchrun
-    (`torchrun --nproc-per-node=2 -m subquad.cli.main evaluate RUN`) the processes share the samples.
+    Translation: BLEU and chrF; language models: perplexity; images: top-1 and top-5; all with confidence intervals.
+    Every sample of the split counts once; one without a result makes the exit code 1. Under torchrun the processes
+    share the samples.
+
+    Examples:
+    subquad evaluate runs/phrases
+    subquad evaluate runs/phrases decode.beam=4 --split valid --checkpoint last
+    subquad evaluate runs/eva --against runs/softmax
+    subquad evaluate runs/speeches --context-window 64
+    torchrun --nproc-per-node=2 -m subquad evaluate runs/phrases
     """
     from subquad.evaluate.report import stored_evaluation
     from subquad.train.artifacts import local_run

@@ -10,7 +10,7 @@ from subquad.cli.translate import changed_options
 
 
 def generate(
-    runs: Annotated[list[Path], typer.Argument(help="A run directory; several are an ensemble.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run directory; several are an ensemble.")],
     prompt: Annotated[
         list[str] | None, typer.Option(help="What a text begins with; give it again for more; default: nothing.")
     ] = None,
@@ -25,15 +25,19 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 1,
     int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits: faster, less exact.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the model; pays on long texts.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="best, last, or the name of one in the run.")] = "best",
+    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON lines with tokens and log-probabilities.")
     ] = False,
 ) -> None:
     """Continue texts with a language model.
 
-    Draws by default; --greedy and --beam search instead:
-    subquad generate runs/speeches --prompt "My fellow citizens" --top-p 0.9 --samples 3
+    Draws by default; --greedy and --beam search instead.
+
+    Examples:
+    subquad generate runs/speeches --prompt "My fellow citizens" --top-p 0.9
+    subquad generate runs/speeches --samples 3 --tokens 50 --seed 2
+    subquad generate runs/speeches --prompt "We have" --beam 4 --json
     """
     from subquad.decode.generate import Generator
     from subquad.decode.options import SampleOptions

@@ -10,7 +10,8 @@ from subquad.cli.output import print_table
 
 def info(
     name: Annotated[
-        str | None, typer.Argument(help="Explain this mechanism or preset of a model; without it, list all.")
+        str | None,
+        typer.Argument(metavar="NAME", help="Explain this mechanism or preset of a model; without it, list all."),
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence, for the costs of a preset.")] = 256,
     batch: Annotated[int, typer.Option(min=1, help="Sequences or images, for the costs of a preset.")] = 1,
@@ -20,6 +21,12 @@ def info(
 
     A mechanism: equation, cost, citation, options. A preset: its architecture, parameters by part, and estimates of
     work and memory at a given length and batch.
+
+    Examples:
+    subquad info
+    subquad info eva
+    subquad info lightconv_iwslt_de_en --length 128 --batch 32
+    subquad info --json
     """
     from subquad.cli.describe import describe, describe_preset
     from subquad.mixers import available

@@ -1,9 +1,11 @@
 """The entry point of `subquad`: its commands, and how every error becomes one line."""
 
 import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,28 +19,35 @@ from subquad.cli.demo import demo
 from subquad.cli.docs import docs
 from subquad.cli.doctor import doctor
 from subquad.cli.evaluate import evaluate
+from subquad.cli.export import export
 from subquad.cli.generate import generate
+from subquad.cli.help import Command, Group
+from subquad.cli.import_ import import_
 from subquad.cli.info import info
+from subquad.cli.output import styled
 from subquad.cli.train import train
 from subquad.cli.translate import translate
 
 INTERRUPTED = 130
+NO_MEMORY = re.compile("OutOfMemoryError|can't allocate memory")  # how torch says it, on a GPU and on the CPU
 
 # Rich help would cost more than half of the time that `--help` may take.
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command()(train)
-app.command()(evaluate)
-app.command()(average)
-app.command()(translate)
-app.command()(generate)
-app.command()(classify)
+app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)
+app.command(cls=Command)(train)
+app.command(cls=Command)(evaluate)
+app.command(cls=Command)(average)
+app.command(cls=Command)(translate)
+app.command(cls=Command)(generate)
+app.command(cls=Command)(classify)
+app.command("import", cls=Command)(import_)
+app.command(cls=Command)(export)
 app.add_typer(data, name="data")
-app.command()(info)
-app.command()(compare)
-app.command()(bench)
-app.command()(demo)
-app.command()(doctor)
-app.command(hidden=True)(docs)
+app.command(cls=Command)(info)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(bench)
+app.command(cls=Command)(demo)
+app.command(cls=Command)(doctor)
+app.command(cls=Command, hidden=True)(docs)
 
 
 def _print_version(wanted: bool) -> None:
@@ -56,7 +65,16 @@ def options(
         bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
     ] = False,
 ) -> None:
-    """Sequence mixing that costs less than the square of the length."""
+    """Sequence mixing that costs less than the square of the length: train, compare and use it.
+
+    Every command explains itself: `subquad COMMAND --help`. Colours are for terminals only; NO_COLOR=1 turns them off.
+
+    Examples:
+    subquad doctor
+    subquad demo
+    subquad train recipes/small/phrases.yaml --out runs/phrases
+    echo "5 km" | subquad translate runs/phrases
+    """
     # Here every command passes, and a plain `--help` does not.
     from subquad.allocator import set_up_command
 
@@ -67,6 +85,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line; returns its exit code. Bad input is one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    if arguments is None:  # a program of its own, not a call within another
+        warnings.formatwarning = _warning
     words = [word for word in words if word != "--debug"] or ["--help"]
     try:
         code = typer.main.get_command(app).main(words, prog_name="subquad", standalone_mode=False)
@@ -79,21 +99,49 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"subquad: error: {_one_line(error)}", file=sys.stderr)
+        print(f"subquad: {styled('error:', sys.stderr, fg='red', bold=True)} {_one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
     if code == INTERRUPTED:
         print("subquad: interrupted", file=sys.stderr)
     return code or 0
 
 
+def _warning(message: Warning | str, category: type[Warning], *_place: Any, **_line: Any) -> str:
+    """A warning as one line: who reads it did not write the code that it came from."""
+    kind = "" if category is UserWarning else f"{category.__name__}: "
+    return f"subquad: {styled('warning:', sys.stderr, fg='yellow', bold=True)} {kind}{message}\n"
+
+
 def _one_line(error: Exception) -> str:
     if hasattr(error, "format_message"):  # a word that the command line does not know
-        text = error.format_message()
+        text = _usage(error)
+    elif isinstance(error, OSError) and error.filename is not None:
+        text = _system_error(error)
     elif isinstance(error, ValueError | OSError):
         text = str(error)
+    elif isinstance(error, MemoryError) or NO_MEMORY.search(f"{type(error).__name__}: {error}"):
+        text = "out of memory: smaller batches (train.budget, --batch, --tokens) and shorter sequences need less"
     else:
         text = f"{type(error).__name__}: {error} (this is a defect of subquad; --debug shows where)"
     return " ".join(text.split())
+
+
+def _usage(error: Any) -> str:
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{text}; see `{context.command_path if context else 'subquad'} --help`"
+
+
+def _system_error(error: OSError) -> str:
+    """What the system refused, and what to do; most of what is likely is refused before it comes to this."""
+    reasons = {
+        FileNotFoundError: "there is no such file or folder; check the path",
+        FileExistsError: "there is a file already where a folder is needed; give another path",
+        NotADirectoryError: "a part of this path is a file where a folder is needed; give another path",
+        IsADirectoryError: "this is a folder, and a file is needed",
+        PermissionError: "permission denied; check who owns it, or give another path",
+    }
+    return f"{error.filename}: {reasons.get(type(error), error.strerror)}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,19 @@
-"""Tables and progress: rich on a terminal, plain lines in a pipe or a log."""
+"""Tables and progress: rich on a terminal, plain lines in a pipe or a log. NO_COLOR turns colours off everywhere."""
 
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TextIO
+
+import typer
+
+
+def styled(text: str, stream: TextIO, **style: Any) -> str:
+    """Text in a colour (`fg="red"`) or bold, if the stream is a terminal that may be coloured."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    return text if plain else typer.style(text, **style)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> None:

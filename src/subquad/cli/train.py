@@ -3,11 +3,13 @@
 import io
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from subquad.cli.interrupts import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from subquad.tasks.base import Task
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A YAML file; recipes/ has examples.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/ has examples.")],
     changes: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it, such as model.encoder.mixer=eva train.updates=100.")
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Changes to it, such as model.encoder.mixer=eva train.updates=100."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -35,9 +38,15 @@ def train(
 ) -> None:
     """Train a model, or go on with a run.
 
-    Ctrl-C ends a run at its last checkpoint; the same command goes on from there. Under torchrun
-    (`torchrun --nproc-per-node=2 -m subquad.cli.main train RECIPE`) the processes share every update, each taking some
-    of its batches.
+    Ctrl-C ends a run at its last checkpoint; the same command goes on from there. Under torchrun the processes share
+    every update, each taking some of its batches.
+
+    Examples:
+    subquad train recipes/small/digits.yaml
+    subquad train recipes/small/phrases.yaml model.encoder.mixer=eva --out runs/eva
+    subquad train recipes/small/phrases.yaml train.updates=500 --dry-run
+    subquad train runs/eva/recipe.yaml --out runs/eva train.updates=4000
+    torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml
     """
     from subquad.train.recipe import read_recipe
 
@@ -47,13 +56,17 @@ def train(
         _describe(read)
         return
     from subquad.train.distributed import join, leave
+    from subquad.train.run import locked
 
     workers = join()
+    # a process that waits for others hears no signals: under torchrun, SIGTERM ends it as it stands
+    ending = terminated_as_interrupted() if workers.world == 1 else nullcontext()
     try:
-        if profile is None:
-            _train(read, folder, workers)
-        else:
-            _profile(read, folder, workers, profile)
+        with ending, locked(folder) if workers.leads else nullcontext():
+            if profile is None:
+                _train(read, folder, workers)
+            else:
+                _profile(read, folder, workers, profile)
     finally:
         leave()
 
@@ -63,11 +76,14 @@ def _task(recipe: "Recipe", folder: Path, workers: "Workers") -> "Task":
     from subquad.train.run import open_run
     from subquad.train.sources import task_of
 
-    if workers.leads:  # files are written by one; the others read them
-        open_run(recipe, folder)
-        task_of(recipe, folder / "data").save_inputs(folder)
+    if not workers.leads:  # files are written by one; the others read them
+        workers.wait()
+        return task_of(recipe, folder / "data")
+    open_run(recipe, folder)
+    task = task_of(recipe, folder / "data")
+    task.save_inputs(folder)
     workers.wait()
-    return task_of(recipe, folder / "data")
+    return task
 
 
 def _train(recipe: "Recipe", folder: Path, workers: "Workers") -> None:
@@ -84,6 +100,7 @@ def _train(recipe: "Recipe", folder: Path, workers: "Workers") -> None:
         metrics = trainer.fit()
     if workers.leads:
         print(f"{folder}: {shown_metrics(metrics)} after {trainer.update:,} updates")
+    workers.wait()  # to those that are behind, a process that leaves looks like one that died
 
 
 def _left_out(task: "Task", trainer: "Trainer") -> Iterator[str]:
@@ -160,6 +177,8 @@ def _files(recipe: "Recipe") -> dict[str, list[str]]:
     files |= {split: [path for path in paths if not path.startswith(HUB)] for split, paths in data.images.items()}
     if data.folder is not None:
         files["folder"] = [data.folder]
+    if data.fairseq is not None:
+        files["folder"] = [data.fairseq.path, *filter(None, [data.fairseq.codes])]
     for name, config in (("tokenizer", data.tokenizer), ("target tokenizer", data.target_tokenizer)):
         paths = [] if config is None else [config.path, config.codes, config.dictionary]
         if given := [path for path in paths if path is not None]:

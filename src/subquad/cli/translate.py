@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def translate(
-    runs: Annotated[list[Path], typer.Argument(help="A run directory; several are an ensemble.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run directory; several are an ensemble.")],
     beam: Annotated[int | None, typer.Option(help="Hypotheses followed at once; 1: greedy.")] = None,
     nbest: Annotated[int | None, typer.Option(help="Translations of each line, the best first.")] = None,
     lenpen: Annotated[float | None, typer.Option(help="Exponent of the length in scores.")] = None,
@@ -41,13 +41,17 @@ def translate(
     ] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits: faster for few lines, less exact.")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="torch.compile the model; pays on long input.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="best, last, or the name of one in the run.")] = "best",
+    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
 ) -> None:
     """Translate standard input line by line.
 
     Every line gives one line (with --nbest, that many), in order, as soon as it is ready; columns are separated by
-    tabs. Options that are not given are those of the run's recipe:
-    subquad translate runs/phrases --beam 4 < input.txt > output.txt
+    tabs. Options that are not given are those of the run's recipe.
+
+    Examples:
+    subquad translate runs/phrases < input.txt > output.txt
+    echo "5 km" | subquad translate runs/phrases --beam 4 --nbest 2 --scores
+    subquad translate runs/first runs/second --checkpoint average < input.txt
     """
     given = {
         "beam": beam,
@@ -75,7 +79,7 @@ def translate(
         rate.report()
     _warn(reader.replaced, "were not UTF-8: what could not be read was replaced")
     _warn(translator.empty, "were empty, and so are their translations")
-    _warn(translator.shortened, f"were cut at the {translator.most_source} tokens that the model can read")
+    _warn(translator.shortened, f"were cut at {translator.most_source:,} tokens, the most that are read of a line")
 
 
 def _open(runs: list[Path], checkpoint: str, given: dict[str, Any], alignments: bool) -> "Translator":
@@ -83,6 +87,9 @@ def _open(runs: list[Path], checkpoint: str, given: dict[str, Any], alignments: 
     from subquad.models import Seq2Seq
     from subquad.train.loaded import load_run
 
+    for run in runs[1:]:
+        if run.is_file():
+            raise ValueError(f"{run} is no run; text comes from standard input: subquad translate {runs[0]} < {run}")
     loaded = [load_run(run, checkpoint) for run in runs]
     models = []
     for one in loaded:

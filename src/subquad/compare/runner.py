@@ -68,7 +68,9 @@ def split_of(task: Task, wanted: str | None) -> str:
     known = task.splits if isinstance(task, ClassificationTask) else task.data.splits  # type: ignore[attr-defined]
     split = wanted or ("test" if "test" in known else "valid")
     if split not in known:
-        raise ValueError(f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}")
+        raise ValueError(
+            f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}; --split chooses."
+        )
     return split
 
 

@@ -103,6 +103,8 @@ def samples_path(path: Path) -> Path:
 def stored_evaluation(run: Path, split: str) -> Path:
     """The result file of a run's split, or the file itself if that is what is given."""
     path = run if run.is_file() else run / f"{WHAT}-{split}.json"
+    if not run.exists():
+        raise ValueError(f"there is no run {run} to compare with; check its path")
     if not path.is_file():
         raise ValueError(f"{run} has not been evaluated on {split}: `subquad evaluate {run} --split {split}` does it")
     return path

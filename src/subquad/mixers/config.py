@@ -1,16 +1,22 @@
 """Options: typed, frozen, and refused by name when they are wrong."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+MOST_SHOWN = 200
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the closest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+
+def nearest(word: object, known: Iterable[object]) -> str:
+    """The end of a sentence about an unknown word: `; did you mean 'x'?` if a known one is close, else a full stop.
+
+    A key of YAML may be any value.
+    """
+    close = difflib.get_close_matches(str(word), map(str, known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "."
 
 
 class Options(BaseModel):
@@ -52,7 +58,16 @@ def _problem(options: type[BaseModel], item: Any) -> str:
     message = item["msg"].removeprefix("Value error, ")
     if not place:
         return message
-    return f"{place}: {message}" if item["type"] == "value_error" else f"{place}: {message} (got {item['input']!r})"
+    if item["type"] == "value_error":
+        return f"{place}: {message}"
+    known = re.findall("'([^']*)'", item["ctx"]["expected"]) if item["type"] == "literal_error" else []
+    return f"{place}: {message} (got {_shown(item['input'])})" + nearest(item["input"], known).removesuffix(".")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, which is one line that can be read."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _model_at(options: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:

@@ -78,7 +78,8 @@ class MixerChoice(BaseModel):
         known = {option for name in names for option in mixer_class(name).Config.model_fields}
         for option, value in self.options.items():
             if option not in known:
-                raise ValueError(f"mixer {self.name!r} has no option {option!r}{nearest(option, known)}")
+                hint = f"{nearest(option, known)} Options: {', '.join(sorted(known))}."
+                raise ValueError(f"mixer {self.name!r} has no option {option!r}{hint}")
             if isinstance(value, list | tuple) and len(value) not in (1, layers):
                 raise ValueError(f"mixer option {option} has {len(value)} values; the stack has {layers} layers")
         return [(name, self._own(name, layer)) for layer, name in enumerate(names)]
