@@ -1,12 +1,21 @@
-"""Small files that describe others: read with clear errors, written so that a crash leaves the old or the new one."""
+"""Small files that describe others: read with clear errors, written so that a crash leaves the old or the new one.
+
+A description carries the checksum of its own content: a digit that a disk changed is noticed, though it is still JSON.
+"""
 
 import hashlib
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+CHECKSUM = "checksum"
+MOST_VALUES, MOST_WITHIN = 100_000, 100
+"""More than any recipe has: values in all, and values within one another."""
 
 
 def read_description(path: Path, format: object, what: str) -> dict[str, Any]:
@@ -15,31 +24,103 @@ def read_description(path: Path, format: object, what: str) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"{path.parent} holds no {what}: there is no {path.name} in it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of thousands of digits, ...
         raise ValueError(f"{path} is damaged: {error}") from None
     if not isinstance(content, dict) or content.get("format") != format:
         raise ValueError(f"{path} does not describe a {what} of format {format}")
+    if CHECKSUM in content and content.pop(CHECKSUM) != digest(content):
+        raise ValueError(f"{path} is damaged: its content and its checksum differ")
     return content
+
+
+@contextmanager
+def foreign(what: str) -> Iterator[None]:
+    """Around the use of data that others may have written: what is missing, or of another type, is a ValueError.
+
+    It shows wherever it is used first, as an error of Python's; the message names it, and `--debug` shows where.
+    """
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{what} is damaged, or of a version that is not known here ({reason[:300]})") from error
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """A YAML file that must hold a mapping, which is a `what`."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = parse_yaml(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"there is no {what} {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no {what}: it must be a mapping, such as `task: translation`")
     return content
 
 
+def parse_yaml(text: str) -> Any:
+    """Plain data of YAML; a ValueError says in one line why it is none."""
+    try:
+        # Parts that refer to one another make billions of values of a few lines: they are counted before they are made.
+        if not is_bounded(yaml.compose(text, Loader=yaml.SafeLoader), _parts_of_node, MOST_VALUES):
+            raise ValueError(f"it has more than {MOST_VALUES:,} values, or more than {MOST_WITHIN} within one another")
+        return yaml.safe_load(text)
+    except Exception as error:  # wrong dates, tags and numbers raise whatever they lead the parser to
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def _parts_of_node(node: Any) -> Iterable[Any]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else ()
+
+
+def is_bounded(root: Any, parts: Callable[[Any], Iterable[Any]], most: int) -> bool:
+    """Whether data has at most `most` values when it is written out in full, and not too many within one another.
+
+    parts: the values directly within a value.
+    """
+    count, waiting = 0, [(root, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if count > most or depth > MOST_WITHIN:
+            return False
+        waiting += [(part, depth + 1) for part in parts(value)]
+    return True
+
+
+def described(content: Mapping[str, Any]) -> str:
+    """A description as the text of its file, with its checksum."""
+    plain = json.loads(json.dumps(content))  # as it will be read: names are text, tuples are lists
+    return json.dumps({**plain, CHECKSUM: digest(plain)}, indent=2) + "\n"
+
+
+def write_description(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(path, described(content))
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Under a temporary name, synced, renamed."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Under a temporary name, synced, renamed. What cannot be written leaves nothing behind."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content, indent=2) + "\n")
-    replace_synced(temporary, path)
+    try:
+        temporary.write_text(text)
+        replace_synced(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def checksum(path: Path) -> str:

@@ -17,6 +17,7 @@ from subquad.data.vision_ops import import_torchvision
 from subquad.mixers.config import Options
 
 TRIES = 10  # draws of a box before a crop takes the centre, and an erasure gives up
+MOST_ASPECT = 100  # of an image; of a longer one evaluation sees the centre, as it does of every image
 
 
 class AugmentOptions(Options):
@@ -60,7 +61,8 @@ class ImageTransform:
     def opened(self, image: Any) -> Any:
         """Pillow's image where it has 8 bits, else a float tensor (C, H, W)."""
         if isinstance(image, np.ndarray):
-            image = torch.from_numpy(np.array(image))
+            kind = np.float32 if image.dtype.kind == "f" else image.dtype.newbyteorder("=")
+            image = torch.from_numpy(np.array(image, kind))
         if not isinstance(image, Tensor):
             return image
         if image.dtype == torch.uint8:
@@ -93,6 +95,11 @@ class EvalTransform(ImageTransform):
     def __call__(self, image: Any) -> Tensor:
         image = self.opened(image)
         height, width = self.extent(image)
+        if max(height, width) > MOST_ASPECT * min(height, width):  # a line of pixels would become a huge stripe
+            image = self.functional.center_crop(
+                image, [min(height, MOST_ASPECT * width), min(width, MOST_ASPECT * height)]
+            )
+            height, width = self.extent(image)
         short = math.floor(self.options.size / self.options.eval_crop)
         if min(height, width) != short:
             scale = short / min(height, width)

@@ -1,13 +1,15 @@
 """Images that are arrays already: npy, npz, and MNIST's idx files."""
 
 import gzip
+import math
 import struct
-import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
+from subquad.data.packed import check_growth, read_npy, read_npz
 
 IMAGE_KEYS, LABEL_KEYS = ("images", "image", "x", "data"), ("labels", "label", "y", "targets")
 CHANNELS = (1, 3, 4)
@@ -73,21 +75,26 @@ def channels_first(images: np.ndarray, name: str) -> np.ndarray:
 
 
 def number_names(labels: np.ndarray, classes: Sequence[str] | None) -> list[str]:
-    """The given class names, or the numbers up to the largest label."""
-    return list(classes) if classes is not None else [str(number) for number in range(int(labels.max()) + 1)]
+    """The given class names, or the numbers up to the largest label: every class has an image, so they are no more."""
+    if classes is not None:
+        return list(classes)
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels are class numbers, not {labels.dtype}")
+    if labels.max() >= labels.size:
+        raise ValueError(f"label {labels.max()}, but {labels.size} images: classes are numbered from 0, without gaps")
+    return [str(number) for number in range(int(labels.max()) + 1)]
 
 
 def open_npz(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
     """Images and labels under the keys images/x/data and labels/y/targets, class names under `classes`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            keys = list(file.keys())
-            images = next((file[key] for key in IMAGE_KEYS if key in keys), None)
-            labels = next((file[key] for key in LABEL_KEYS if key in keys), None)
-            if classes is None and "classes" in keys:
-                classes = [str(name) for name in file["classes"]]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        arrays, keys = read_npz(path, (*IMAGE_KEYS, *LABEL_KEYS, "classes"))
+    except ValueError as error:
         raise ValueError(f"{path} cannot be read as npz: {error}") from None
+    images = next((arrays[key] for key in IMAGE_KEYS if key in arrays), None)
+    labels = next((arrays[key] for key in LABEL_KEYS if key in arrays), None)
+    if classes is None and "classes" in arrays:
+        classes = [str(name) for name in arrays["classes"].ravel()]
     if images is None or labels is None:
         raise ValueError(
             f"{path} has the arrays {', '.join(keys)}; it needs one of {', '.join(IMAGE_KEYS)} and one of "
@@ -102,9 +109,8 @@ def open_npy(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
     if not beside.exists():
         raise ValueError(f"{path} has no labels: {beside} is missing")
     try:
-        images = np.load(path, mmap_mode="r", allow_pickle=False)
-        labels = np.load(beside, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        images, labels = read_npy(path), read_npy(beside)
+    except ValueError as error:
         raise ValueError(f"{path} or {beside} cannot be read as npy: {error}") from None
     return _labelled(images, labels, classes, path)
 
@@ -126,11 +132,12 @@ def open_idx(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
 
 def _idx(path: Path) -> np.ndarray:
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        kind, dimensions = struct.unpack_from(">HBB", content)[1:]
-        shape = struct.unpack_from(f">{dimensions}I", content, 4)
-        if kind != 8:
-            raise ValueError("its numbers are not bytes")
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            kind, dimensions = struct.unpack(">HBB", file.read(4))[1:]
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            if kind != 8:
+                raise ValueError("its numbers are not bytes")
+            check_growth(path, math.prod(shape))
+            return np.frombuffer(file.read(math.prod(shape)), np.uint8).reshape(shape)
     except (OSError, EOFError, struct.error, ValueError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read as idx: {error}") from None

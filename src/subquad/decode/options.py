@@ -23,7 +23,9 @@ class DecodeOptions(Options):
     temperature: float = Field(1.0, gt=0, description="logits are divided by it")
     no_repeat_ngram: int = Field(0, ge=0, description="no sequence of so many tokens appears twice; 0: any may")
     batch_sentences: int = Field(128, ge=1, description="most sentences of a batch")
-    batch_tokens: int = Field(12_000, ge=1, description="most of sentences * longest source of a batch")
+    batch_tokens: int = Field(
+        12_000, ge=2, description="most of sentences * longest source of a batch; a longer line is cut there"
+    )
     weights: Literal["float32", "int8"] = Field("float32", description="int8: faster for few sentences, less exact")
     compile: bool = Field(False, description="torch.compile the blocks")
 

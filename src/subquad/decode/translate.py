@@ -1,7 +1,7 @@
 """From lines of text to their translations: one result for every line, in order, whatever the line is.
 
 Lines are decoded in batches of similar length. A line of nothing translates to nothing; one that is longer than the
-model can read is cut there. Both are counted, so that nothing happens in silence.
+model or a batch can take is cut there. Both are counted, so that nothing happens in silence.
 """
 
 import itertools
@@ -80,7 +80,8 @@ class Translator:
                 compile_blocks(model)
         self.source, self.target, self.symbols = source, target, symbols_of(target)
         self.device = next(models[0].parameters()).device
-        self.most_source = _least(longest_source(model) for model in models)
+        limits = [longest_source(model) for model in models]
+        self.most_source = min([self.options.batch_tokens, *(limit for limit in limits if limit is not None)])
         self.most_target = _least(longest_text(model) for model in models)
         self.empty = self.shortened = 0
 
@@ -121,7 +122,7 @@ class Translator:
     def _ended(self, tokens: list[int]) -> list[int]:
         """Tokens of a line with their end; none of a line without any."""
         most = self.most_source
-        if most is not None and len(tokens) >= most:
+        if len(tokens) >= most:
             self.shortened += 1
             tokens = tokens[: most - 1]
         return [*tokens, self.source.eos] if tokens else []
@@ -130,8 +131,7 @@ class Translator:
         """Numbers of the lines that have tokens, by batch; long ones first, where memory decides."""
         sizes = np.array([len(tokens) for tokens in sources], np.int64)
         order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]
-        most = max(self.options.batch_tokens, int(sizes.max(initial=1)))
-        budget = Budget(max_tokens=most, max_sentences=self.options.batch_sentences, multiple=1)
+        budget = Budget(max_tokens=self.options.batch_tokens, max_sentences=self.options.batch_sentences, multiple=1)
         return [batch.tolist() for batch in batches_by_tokens(order, sizes, budget)]
 
     @torch.inference_mode()

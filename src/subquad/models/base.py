@@ -53,7 +53,9 @@ class ModelConfig(Options):
                     raise ValueError(f"{name}.{option} is {stack[option]!r}; this kind of model needs {value!r}")
             given[name] = {**cls.defaults.get(name, {}), **stack, **fixed}
             entrance = given.get(cls.entrances.get(name, ""), {})
-            positions = entrance.get("positions") if isinstance(entrance, Mapping) else entrance.positions
+            positions = (
+                entrance.get("positions") if isinstance(entrance, Mapping) else getattr(entrance, "positions", None)
+            )
             if positions == "rotary":
                 given[name]["mixer"] = _with_rotary(stack.get("mixer", "softmax"))
         return given
@@ -67,7 +69,9 @@ class ModelConfig(Options):
 def _with_rotary(mixer: Any) -> Any:
     """A mixer choice with rotary positions, which are an option of the mixers."""
     mixer = mixer.model_dump() if isinstance(mixer, MixerChoice) else mixer
-    return {"name": mixer, "rotary": True} if isinstance(mixer, str) else {**mixer, "rotary": True}
+    if isinstance(mixer, str):
+        return {"name": mixer, "rotary": True}
+    return {**mixer, "rotary": True} if isinstance(mixer, Mapping) else mixer  # pydantic says what is wrong with it
 
 
 class Model(nn.Module):
@@ -107,7 +111,7 @@ def register_model(model: ModelType) -> ModelType:
 def model_from(options: Mapping[str, Any]) -> Model:
     """The model of a resolved config: `options["kind"]` says which."""
     kind = options.get("kind")
-    if kind not in MODELS:
+    if not isinstance(kind, str) or kind not in MODELS:
         near = nearest(str(kind), MODELS) if kind is not None else ""
         raise ValueError(f"a model's kind must be one of {', '.join(MODELS)}; got {kind!r}{near}")
     return MODELS[kind].from_options(options)

@@ -181,7 +181,7 @@ PRESETS: dict[str, Data] = {
 
 def preset(name: str, changes: Mapping[str, Any] | None = None) -> Data:
     """The config of a preset, with changes merged in."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no preset is called {name!r}{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
     return merged(PRESETS[name], changes or {})
 

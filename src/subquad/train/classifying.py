@@ -1,7 +1,5 @@
 """Images of files to the probabilities of their classes, with a trained run."""
 
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,8 @@ import torch
 
 from subquad.data.image_arrays import CHANNELS, IMAGE_KEYS, channels_first
 from subquad.data.images import decode
-from subquad.tasks.classification import Standardise, transform_from
+from subquad.data.packed import read_npy, read_npz
+from subquad.tasks.classification import Augmented, Standardise, transform_from
 from subquad.train.loaded import Loaded
 
 BEST = 5
@@ -35,7 +34,9 @@ class Classifier:
         images = list(self._images(name))
         found: list[Classes] = []
         for start in range(0, len(images), BATCH):
-            found += self._classes(torch.stack([self._tensor(*image) for image in images[start : start + BATCH]]))
+            found += self._classes(
+                torch.stack([image_tensor(self.transform, *image) for image in images[start : start + BATCH]])
+            )
         return [(title, classes) for (title, _), classes in zip(images, found, strict=True)]
 
     @torch.inference_mode()
@@ -50,6 +51,8 @@ class Classifier:
 
     def _images(self, name: str) -> Iterator[tuple[str, Any]]:
         path = Path(name)
+        if path.is_dir():
+            raise ValueError(f"{name} is a folder; give the images in it, such as {name}/*.png")
         if not path.is_file():
             raise ValueError(f"{name}: there is no such file")
         if path.suffix not in (".npy", ".npz"):
@@ -59,30 +62,35 @@ class Classifier:
         for number, image in enumerate(arrays):
             yield (name if len(arrays) == 1 else f"{name}[{number}]"), image
 
-    def _tensor(self, name: str, image: Any) -> torch.Tensor:
-        if not isinstance(self.transform, Standardise):
-            return self.transform(image, None)
-        wanted = tuple(self.transform.shape)
-        if not isinstance(image, np.ndarray):  # decoded: RGB
-            image = np.atleast_3d(np.asarray(image.convert("L") if wanted[0] == 1 else image)).transpose(2, 0, 1)
-        if image.shape != wanted:
-            raise ValueError(f"{name} is {image.shape} (channels, height, width); this model reads {wanted}")
-        return self.transform(image, None)
+
+def image_tensor(transform: Standardise | Augmented, name: str, image: Any) -> torch.Tensor:
+    """What the model reads of an image: Pillow's in colours, or an array (C, H, W). `name` is for messages."""
+    if not isinstance(transform, Standardise):
+        try:
+            return transform(image, None)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    wanted = tuple(transform.shape)
+    if not isinstance(image, np.ndarray):  # decoded: RGB
+        image = np.atleast_3d(np.asarray(image.convert("L") if wanted[0] == 1 else image)).transpose(2, 0, 1)
+    if image.shape != wanted:
+        raise ValueError(f"{name} is {image.shape} (channels, height, width); this model reads {wanted}")
+    return transform(image, None)
 
 
 def _arrays(path: Path) -> np.ndarray:
     """(n, C, H, W) of a file: one image of 2 or 3 dimensions, or several of 4."""
     try:
-        content = np.load(path, allow_pickle=False)
-        if not isinstance(content, np.ndarray):
-            with content:
-                key = next((key for key in IMAGE_KEYS if key in content), None)
-                if key is None:
-                    raise ValueError(f"it has no array called {', '.join(IMAGE_KEYS)}")
-                content = content[key]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if path.suffix == ".npz":
+            arrays, _ = read_npz(path, IMAGE_KEYS)
+            if not arrays:
+                raise ValueError(f"it has no array called {', '.join(IMAGE_KEYS)}")
+            content = next(iter(arrays.values()))
+        else:
+            content = read_npy(path)
+    except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    if not np.issubdtype(content.dtype, np.number) or not content.size:
+    if content.dtype.kind not in "iuf" or not content.size:
         raise ValueError(f"{path} holds {content.dtype} of shape {content.shape}, which is no image")
     if content.ndim == 2:
         return content[None, None]
