@@ -5,6 +5,8 @@ The environment variable SUBQUAD_KERNELS decides, each time an operation runs:
     auto (default)   gpu for CUDA tensors, cpu for CPU tensors, reference for what is left or cannot be imported
     reference        plain torch, the definition of every operation
     cpu, gpu         that one or an error
+
+What torch.export traces is the reference, so that an exported graph runs without this package.
 """
 
 import importlib
@@ -35,7 +37,7 @@ def _constant_when_compiled(function: Callable[..., bool]) -> Callable[..., bool
 def chosen(x: Tensor) -> Implementation:
     """The implementation for an operation on tensors where x is."""
     wanted = os.environ.get(VARIABLE) or "auto"
-    if wanted == "reference":
+    if wanted == "reference" or torch.compiler.is_exporting():
         return "reference"
     if wanted == "auto":
         if x.device.type == "cpu":
@@ -63,10 +65,17 @@ def fuses_on_cpu(x: Tensor) -> bool:
 
 def calls_directly(*tensors: Tensor) -> bool:
     """Whether a kernel may be called without the `torch.library` operation around it, whose call costs as much as a
-    small kernel does: nobody differentiates, traces or compiles."""
+    small kernel does: nobody differentiates, traces or compiles. What is exported must not hold the operation."""
+    if torch.compiler.is_exporting():
+        return True
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
         return False
     return all(type(one) in (Tensor, nn.Parameter) for one in tensors)
+
+
+def is_free(size: int) -> bool:
+    """Whether an export leaves a size open: its one graph then serves every size, 1 among them, without a branch."""
+    return torch.compiler.is_exporting() and not isinstance(size, int)
 
 
 @_constant_when_compiled
@@ -74,6 +83,8 @@ def triton_serves(device: str) -> bool:
     """Whether Triton kernels run for tensors on a kind of device ("cuda", "cpu"), also asked by compiled code."""
     wanted = os.environ.get(VARIABLE) or "auto"
     interpreted = wanted == "gpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if torch.compiler.is_exporting():
+        return False
     return wanted in ("auto", "gpu") and (device == "cuda" or interpreted) and _reason("gpu") is None
 
 

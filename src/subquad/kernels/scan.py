@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels.dispatch import triton_serves
+from subquad.kernels.dispatch import is_free, triton_serves
 
 BLOCK = 64
 GROUP = 16
@@ -38,7 +38,7 @@ def causal_sums(
     time = q.shape[2]
     q, k, v = (_blocks(t, BLOCK) for t in (q, k, v))
     count, size = q.shape[2:4]
-    filled = F.pad(level, (0, count * size - time), value=NO_LEVEL).cummax(-1).values  # filling repeats the last level
+    filled = running_maximum(F.pad(level, (0, count * size - time), value=NO_LEVEL))  # filling repeats the last level
     level = filled.unflatten(2, (count, size))
     ends = level[..., -1:]
     near = ((q @ k.transpose(-1, -2)) * decays(level)) @ v
@@ -46,7 +46,7 @@ def causal_sums(
     levels = torch.cat([level_before[..., None], ends.squeeze(-1)], 2)
     sums = decayed_sums(torch.cat([before[:, :, None], added], 2), levels)
     far = (q @ sums[:, :, :-1]) * (levels[:, :, :-1, None] - level).exp()[..., None]
-    return (near + far).flatten(2, 3)[:, :, :time], sums[:, :, -1]
+    return _first((near + far).flatten(2, 3), time, 2), sums[:, :, -1]
 
 
 def decayed_sums(sums: Tensor, level: Tensor) -> Tensor:
@@ -58,6 +58,8 @@ def decayed_sums(sums: Tensor, level: Tensor) -> Tensor:
     about a million tokens.
     """
     n = sums.shape[2]
+    if is_free(n):  # groups of groups: more than an export can know about
+        return (decays(level) @ sums.flatten(3)).unflatten(-1, sums.shape[3:])
     grouped, level = _blocks(sums.flatten(3), GROUP), _blocks(level[..., None], GROUP).squeeze(-1)
     inner = decays(level) @ grouped
     last = level[..., -1]
@@ -74,16 +76,40 @@ def decays(level: Tensor) -> Tensor:
     return (level[..., None, :] - level[..., None]).clamp(max=0).exp().tril()
 
 
+def running_maximum(level: Tensor) -> Tensor:
+    """max_{j <= i} level_j for each i: (batch, heads, n)."""
+    if not torch.compiler.is_exporting():
+        return level.cummax(-1).values
+    # ONNX has no such operation, so blocks are compared pair by pair, and then their ends.
+    inner = _maxima_up_to(_blocks(level[..., None], BLOCK).squeeze(-1), 0)
+    before = _maxima_up_to(inner[..., -1], -1)
+    return _first(torch.maximum(inner, before[..., None]).flatten(2), level.shape[2], 2)
+
+
+def _maxima_up_to(level: Tensor, last: int) -> Tensor:
+    """max_{j <= i + last} level_j, or NO_LEVEL without such a j, for few entries: (..., n), through (..., n, n)."""
+    n = level.shape[-1]
+    past = torch.ones(n, n, dtype=torch.bool, device=level.device).tril(last)
+    return torch.where(past, level[..., None, :], NO_LEVEL).amax(-1)
+
+
 def _split(n: int, most: int) -> tuple[int, int]:
     """count and size <= most of equal blocks that hold n entries, as few and as short as will do.
 
     Compiled code has to serve any n: there every block is full size, with at least one free entry in the last, because
-    one graph cannot cover both blocks with and blocks without filling.
+    one graph cannot cover both blocks with and blocks without filling. Nor can an export cover one block and several.
     """
-    if torch.compiler.is_compiling():
+    if is_free(n):
+        return n // most + 2, most
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return n // most + 1, most
     count = -(-n // most)
     return count, -(-n // count)
+
+
+def _first(t: Tensor, count: int, dim: int) -> Tensor:
+    """The first entries of an axis. An export does not know of every count whether there are so many: it looks up."""
+    return t.index_select(dim, torch.arange(count, device=t.device)) if is_free(count) else t.narrow(dim, 0, count)
 
 
 def _blocks(t: Tensor, most: int) -> Tensor:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from subquad.kernels.dispatch import is_free
 from subquad.mixers.windows import mask_cells, partition
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -71,8 +72,11 @@ def _cut_rows(
     if lengths is None:
         assert tokens is not None  # compiled code always has a mask
         lengths = tokens.sum((1, 2, 3))
-    longest = max(1, space // landmarks)
-    most = max(1, min(space, 2 * landmarks - 1))  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
+    most = 2 * landmarks - 1  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
+    if is_free(space):
+        longest = space // landmarks + 2
+    else:
+        longest, most = max(1, space // landmarks), max(1, min(space, most))
     row_space = _covered(lengths, window)[:, None]
     size = (row_space // landmarks).clamp(min=1)
     index = torch.arange(most, device=lengths.device)

@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.kernels.dispatch import fuses_on_cpu
+from subquad.kernels.dispatch import fuses_on_cpu, is_free
 from subquad.kernels.landmark_attention import LEAST_WEIGHT, Focus, landmark_attention
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer, HeadMap, init_small, kernel_logits
@@ -145,7 +145,7 @@ class LARA(AttentionMixer):
         time, count = x.shape[1], self.config.landmarks
         if layout.grid is not None:
             member = grid_cells(layout.grid, math.isqrt(count), x.device)
-        elif time <= count:
+        elif not is_free(time) and time <= count:  # segments of one token each
             member = torch.eye(time, dtype=torch.bool, device=x.device)[None]
         else:
             lengths = layout.lengths(x) if layout.valid is not None else torch.tensor([time], device=x.device)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from subquad.kernels.dispatch import fuses_on_cpu
 from subquad.kernels.feature_attention import feature_attention, feature_scores
-from subquad.kernels.scan import NO_LEVEL, causal_sums_for
+from subquad.kernels.scan import NO_LEVEL, causal_sums_for, running_maximum
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
@@ -201,8 +201,8 @@ class Performer(AttentionMixer):
             positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
             turn = self._turn(positions, state.lengths, q.dtype)
             query, key = self._features(q, matrix, valid), self._features(k, matrix, valid)
-            query_level = torch.maximum(noise.constant(query.level).cummax(-1).values, state.query_level[..., None])
-            key_level = torch.maximum(noise.constant(key.level).cummax(-1).values, state.key_level[..., None])
+            query_level = torch.maximum(running_maximum(noise.constant(query.level)), state.query_level[..., None])
+            key_level = torch.maximum(running_maximum(noise.constant(key.level)), state.key_level[..., None])
             queries = self._query_values(query, query_level)
             # The level of what is not a token keeps it out only once a row has read one: hence the masks.
             keys, values = _relative(key, key_level), _with_one(v)

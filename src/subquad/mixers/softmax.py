@@ -75,16 +75,17 @@ class SoftmaxHeads(AttentionMixer):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
         drop = self.config.attention_dropout if self.training else 0.0
-        if q.shape[2] <= FEW_QUERIES and q.device.type == "cpu" and not (drop or causal or torch.is_grad_enabled()):
+        plain = not (drop or causal or torch.is_grad_enabled() or torch.compiler.is_exporting())
+        if plain and q.shape[2] <= FEW_QUERIES and q.device.type == "cpu":
             return _attend_plainly(q, k, v, allowed)
         return F.scaled_dot_product_attention(q, k, v, allowed, drop, is_causal=causal)
 
 
 def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
     """The equation as it stands: one table of weights for every query."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if allowed is not None:
-        scores = scores.masked_fill(allowed.logical_not(), -float("inf"))
+        scores.masked_fill_(allowed.logical_not(), -float("inf"))
     return scores.softmax(-1) @ v
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.kernels.dispatch import fuses_on_cpu
+from subquad.kernels.dispatch import fuses_on_cpu, is_free
 from subquad.kernels.window_attention import Shape, window_attention
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import at_least_float32
@@ -59,6 +59,8 @@ class WindowConfig(AttentionConfig):
 def partition(x: Tensor, size: int, reach: tuple[int, int], counts: Sequence[int]) -> Tensor:
     """(batch, heads, *space, width) -> (batch, heads, windows, cells, width); what lies outside the space is 0."""
     before, after = reach
+    if len(counts) == 1 and is_free(counts[0]):
+        return _looked_up(x, size, reach, counts[0])
     pads = [0, 0]
     for axis in reversed(range(len(counts))):
         pads += [before, counts[axis] * size + after - x.shape[2 + axis]]
@@ -67,6 +69,15 @@ def partition(x: Tensor, size: int, reach: tuple[int, int], counts: Sequence[int
     for axis in range(len(counts)):
         x = x.unfold(2 + axis, before + size + after, size)
     return x.flatten(2, 1 + len(counts)).flatten(4).transpose(-1, -2)
+
+
+def _looked_up(x: Tensor, size: int, reach: tuple[int, int], count: int) -> Tensor:
+    """`partition` of a sequence of any length: what torch knows about views of it holds for some lengths only."""
+    before, after = reach
+    padded = F.pad(x, (0, 0, before, count * size + after - x.shape[2]))
+    first = torch.arange(count, device=x.device)[:, None] * size
+    position = first + torch.arange(before + size + after, device=x.device)
+    return padded.index_select(2, position.flatten()).unflatten(2, tuple(position.shape))
 
 
 def merge_windows(y: Tensor, size: int, covered: Sequence[int]) -> Tensor:
@@ -224,7 +235,7 @@ class WindowMixer(AttentionMixer):
         Also the covered space, and which of its cells are tokens: (batch or 1, 1, *space, 1) bool, None when all are.
         """
         size = self.config.window
-        covered = tuple(-(-cells // size) * size for cells in space)
+        covered = tuple(((cells + size - 1) // size + is_free(cells)) * size for cells in space)
         # Compiled code always pads and masks: a branch on the length would cost a graph of its own.
         if layout.valid is None and not torch.compiler.is_compiling() and covered == space:
             return x, covered, None
