@@ -296,4 +296,4 @@ def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="no lines like"):
         page.filled("nothing", {"parts": {}}, {})
     with pytest.raises(ValueError, match="no line"):
-        page.filled(page.BEGIN.format(name="missed"), {"parts": {}}, {})
+        page.filled(page.BEGIN.format(name="missed", command="make bench"), {"parts": {}}, {})

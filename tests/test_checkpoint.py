@@ -3,6 +3,10 @@
 import io
 import json
 import random
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from subquad.train.checkpoint import (
+    EMA,
+    MODEL,
     Checkpoint,
     Rotation,
     TrainState,
@@ -19,13 +25,14 @@ from subquad.train.checkpoint import (
     checkpoints,
     latest,
     load_checkpoint,
+    load_weights_of,
     newest,
     read_state,
-    rng_state,
     rotate,
     save_checkpoint,
-    set_rng_state,
+    save_weights,
 )
+from subquad.train.generators import rng_state, set_rng_state
 from subquad.train.log import MetricsLog, Progress, Status, read_metrics
 from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
 from tests.golden_files import FOLDER
@@ -131,6 +138,62 @@ def test_what_a_killed_writer_left_is_not_a_checkpoint(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["update-000000001", "update-000000003"]
 
 
+def test_what_does_not_belong_to_a_checkpoint_is_not_used(tmp_path: Path) -> None:
+    """A folder by another name, a moving average that came from elsewhere, or one that is gone."""
+    first, second = save_some(tmp_path, 4, 5)
+    first.rename(tmp_path / "update-000000009")
+    with pytest.raises(ValueError, match=r"update-000000009 is damaged: state\.json is of update 4"):
+        load_checkpoint(tmp_path / "update-000000009")
+    (second / EMA).write_bytes((second / MODEL).read_bytes())
+    with pytest.raises(ValueError, match=r"ema\.safetensors has no checksum"):
+        load_checkpoint(second)
+    with_average = some_checkpoint(6)
+    with_average.ema = {"w": torch.arange(3.0)}
+    path = save_checkpoint(tmp_path, with_average)
+    (path / EMA).unlink()
+    with pytest.raises(ValueError, match=r"ema\.safetensors is missing"):
+        load_weights_of(path)
+
+
+def test_a_damaged_state_neither_stops_a_run_nor_counts(tmp_path: Path) -> None:
+    for update in (1, 2, 3):
+        metrics = {"loss": float(update)}
+        save_checkpoint(tmp_path, some_checkpoint(update, epoch=update, epoch_end=True, metrics=metrics))
+    state = tmp_path / "update-000000002" / "state.json"
+    state.write_text(state.read_text().replace('"loss": 2.0', '"loss": 0.0'))  # it would be the best
+    with pytest.warns(UserWarning, match=r"update-000000002 is damaged: the checksum of state\.json differs"):
+        assert read_state(best(tmp_path, Rotation())[0]).update == 1
+    with pytest.warns(UserWarning, match="left out"):
+        rotate(tmp_path, Rotation(keep_last=1, keep_epochs=2))
+    assert [path.name for path in checkpoints(tmp_path)] == ["update-000000003", "update-000000001"]
+
+
+def test_an_average_is_replaced_though_a_killed_process_left_the_old_one(tmp_path: Path) -> None:
+    path = save_weights(tmp_path / "average", {"w": torch.zeros(2)}, TrainState())
+    shutil.copytree(path, tmp_path / ".old-average")  # killed after the new one had its name
+    save_weights(path, {"w": torch.ones(2)}, TrainState())
+    assert torch.equal(load_weights_of(path)["w"], torch.ones(2))
+    assert [found.name for found in tmp_path.iterdir()] == ["average"]
+
+
+def test_what_a_disk_does_not_take_is_said_and_removed(tmp_path: Path) -> None:
+    save_some(tmp_path, 1)
+    with files_up_to(1000), pytest.raises(ValueError, match=r"update-000000002 cannot be written: .*File too large"):
+        save_some(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000000001"]
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_saving_an_update_again_replaces_it(tmp_path: Path) -> None:
     save_some(tmp_path, 4)
     path = save_checkpoint(tmp_path, some_checkpoint(4, epoch=2))
@@ -153,7 +216,7 @@ def test_rotation(tmp_path: Path) -> None:
     assert left() == [20, 30, 40, 50, 60]
     rotate(tmp_path, Rotation(keep_last=1, keep_best=2))
     assert left() == [20, 30, 60]
-    rotate(tmp_path, Rotation(keep_best=1, better="higher"))
+    rotate(tmp_path, Rotation(keep_last=1, keep_best=1, better="higher"))
     assert left() == [60]
 
 
@@ -208,9 +271,20 @@ def test_metrics_survive_a_kill_and_a_resume(tmp_path: Path) -> None:
     again.write("train", 30, {"loss": torch.tensor(0.5)})
     assert [(r["update"], r["loss"]) for r in read_metrics(path, "train")] == [(10, 0.1), (20, 0.05), (30, 0.5)]
     assert read_metrics(path, "valid")[0]["loss"] == "nan"
-    path.write_text("no json\n")
-    with pytest.raises(ValueError, match="line 1"):
-        read_metrics(path)
+    for damaged in ("no json\n", "[1]\n", '{"evenu": "train", "update": 1}\n'):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match="line 1"):
+            read_metrics(path)
+
+
+def test_half_a_line_of_metrics_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path)
+    log.write("train", 1, {"loss": 1.0})
+    with files_up_to(path.stat().st_size + 5), pytest.raises(OSError, match="metrics cannot be written"):
+        log.write("train", 2, {"loss": 0.5})
+    log.write("train", 2, {"loss": 0.5})
+    assert [record["update"] for record in read_metrics(path)] == [1, 2]
 
 
 def test_progress_in_a_log_is_plain_lines() -> None:

@@ -1,6 +1,7 @@
 """The command line: what it prints, how fast it answers, and how it refuses."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,6 +24,20 @@ def call(capsys, *words: str) -> tuple[int, str, str]:
 
 def test_version(capsys) -> None:
     assert call(capsys, "--version") == (0, f"subquad {subquad.__version__}\n", "")
+
+
+def test_the_package_is_a_program() -> None:
+    done = subprocess.run([sys.executable, "-m", "subquad", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"subquad {subquad.__version__}\n"
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("subquad tr", "train translate"), ("subquad train --dr", "--dry-run")])
+def test_the_shell_completes_commands_and_options(typed, offered) -> None:
+    """As the script asks that `--install-completion` puts into bash."""
+    asked = {"_SUBQUAD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    command = [sys.executable, "-m", "subquad"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered.split()
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["info", "--help"], ["bench", "--help"]])

@@ -121,6 +121,10 @@ def test_a_claim_is_one_process_s_until_that_is_gone(tmp_path: Path) -> None:
             assert third
             with claimed(path) as fourth:
                 assert not fourth
+            later = path.stat().st_mtime + 1000
+            os.utime(path, (later, later))
+            with claimed(path) as fifth:
+                assert fifth, "nobody touches it: the clock was set back after its owner was gone"
     assert list(path.parent.iterdir()) == []
 
 

@@ -101,6 +101,12 @@ def test_processes_keep_the_order(tmp_path: Path, monkeypatch) -> None:
     assert alone.store("train", "text").meta == parallel.store("train", "text").meta
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def test_only_what_changed_is_done_again(tmp_path: Path, files) -> None:
     valid = [write(tmp_path / "v.en", ["cat"]), write(tmp_path / "v.de", ["Katze"])]
     splits = {"train": files, "valid": valid}
@@ -124,6 +130,14 @@ def test_only_what_changed_is_done_again(tmp_path: Path, files) -> None:
     assert again["train"] == again["valid"] == "tokenizer changed"
     (out / "train.target.tokens").write_bytes(b"")
     assert changes(max_length=50, tokenizer={"kind": "bytes"}) == {**same, "train": "its files are damaged"}
+    flip(out / "train.source.tokens")
+    with pytest.raises(ValueError, match=r"train\.source\.tokens is damaged: its checksum differs"):
+        open_prepared(out).verify()
+    assert changes(max_length=50, tokenizer={"kind": "bytes"}) == {**same, "train": "its files are damaged"}
+    text = (out / "valid.source.json").read_text()
+    (out / "valid.source.json").write_text(text.replace('"sentences": 1', '"sentences": 2'))
+    with pytest.raises(ValueError, match=r"valid\.source\.json is damaged: its content and its checksum differ"):
+        open_prepared(out).store("valid", "source")
     (out / "data.json").write_text("{")
     assert set(changes(max_length=50, tokenizer={"kind": "bytes"}).values()) == {"new"}
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from subquad.train.health import NotFiniteError, load_failure
 from subquad.train.log import Progress, read_metrics
 from subquad.train.loop import Trainer, evaluate
 from subquad.train.recipe import Recipe
-from subquad.train.run import differences, open_run
+from subquad.train.run import differences, locked, open_run
 from subquad.train.sources import task_of
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
@@ -146,6 +147,18 @@ def test_a_run_directory_belongs_to_one_recipe(tmp_path: Path) -> None:
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["torch"] == torch.__version__
     assert differences({"a": {"b": 1}}, {"a": {"b": 2, "c": 3}}) == ["a.b", "a.c"]
+
+
+def test_one_process_trains_in_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, run = tmp_path / "tiny.yaml", tmp_path / "run"
+    given.write_text(yaml.safe_dump(recipe("image-classification", updates=1).model_dump(mode="json")))
+    with locked(run):
+        assert command(["train", str(given), "--out", str(run)]) == 1
+        assert f"process {os.getpid()} trains in {run}; wait until it ends" in capsys.readouterr().err
+    assert command(["train", str(given), "--out", str(run)]) == 0
+    (run / "recipe.yaml").write_text("task: [")
+    assert command(["train", str(given), "--out", str(run)]) == 1
+    assert f"{run / 'recipe.yaml'} is not YAML" in capsys.readouterr().err
 
 
 def test_the_command_trains_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

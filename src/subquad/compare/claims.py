@@ -2,7 +2,8 @@
 
 A piece of work is claimed by a file that only one process can create. While it works it touches the file every few
 seconds; a claim that was not touched for a while belonged to a process that is gone, and is taken over. Ages are
-measured by the folder's own clock, since the clocks of machines differ.
+measured by the folder's own clock, since the clocks of machines differ; a claim of the future was touched before that
+clock was set back.
 """
 
 import os
@@ -45,12 +46,12 @@ def _take(path: Path, gone_after: float) -> bool:
         return True
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
-        if _age(path) < gone_after:
+        if abs(_age(path)) < gone_after:
             return False
         path.rename(old)  # of several that find it old, one gets it
     except FileNotFoundError:  # its owner has just finished, or another took it
         return False
-    fresh = _age(old) < gone_after  # somebody was faster, and this is already the new owner's
+    fresh = abs(_age(old)) < gone_after  # somebody was faster, and this is already the new owner's
     if fresh:
         old.rename(path)
         return False

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from subquad.compare.variants import TakenRun, Variant
-from subquad.data.fingerprints import digest
-from subquad.files import read_description, write_json
+from subquad.files import digest, read_description, write_json
 from subquad.mixers.config import Options
 from subquad.train.run import differences
 

@@ -19,14 +19,14 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from subquad.data.encode import EMPTY, OVER_LONG, Encoded, Rules, encoded_chunks
-from subquad.data.fingerprints import digest, file_record, reading, source_records
+from subquad.data.fingerprints import file_record, reading, source_records
 from subquad.data.prepared import DESCRIPTION, FORMAT, SIDES, Prepared, open_prepared
 from subquad.data.simple_tokenizers import LabelTokenizer
 from subquad.data.sources import Position, TextSource, read_samples
 from subquad.data.store import TokenStore, TokenWriter, dtype_for, remove_store
 from subquad.data.token_arrays import array_chunks
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
-from subquad.files import write_json
+from subquad.files import digest, write_description
 from subquad.mixers.config import Options
 
 Task = Literal["translation", "language-model", "classification"]
@@ -220,6 +220,8 @@ class _Preparation:
         if reason is None:
             try:
                 stores = [TokenStore.open(self.folder / f"{name}.{side}") for side in self.config.sides]
+                for store in stores:
+                    store.verify()
                 reason = None if all(store.meta["key"] == digest(key) for store in stores) else "its files changed"
             except ValueError:
                 reason = "its files are damaged"
@@ -277,7 +279,7 @@ class _Preparation:
         return 1 if size < SMALL else _cores()
 
     def _write(self) -> None:
-        write_json(self.folder / DESCRIPTION, self.description)
+        write_description(self.folder / DESCRIPTION, self.description)
 
 
 def _cores() -> int:

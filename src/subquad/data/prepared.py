@@ -57,6 +57,12 @@ class Prepared:
             raise ValueError(f"{store.path} was made with another tokenizer; prepare the data again")
         return store
 
+    def verify(self) -> None:
+        """Reads everything and compares checksums; a difference is a ValueError that names the file."""
+        for split in self.splits:
+            for side in self.sides:
+                self.store(split, side).verify()
+
     def tokenizer(self, side: str) -> Tokenizer:
         tokenizer = load_tokenizer(self.folder / self.description["sides"][side])
         if tokenizer.fingerprint() != self._fingerprint(side):

@@ -8,7 +8,6 @@ Sentences are stored without special symbols.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from subquad.files import checksum, read_description, replace_synced
+from subquad.files import checksum, read_description, replace_synced, write_description
 
 FORMAT = "subquad tokens 1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -102,9 +101,7 @@ class TokenWriter:
         _named(self.path, "json").unlink(missing_ok=True)
         for part, name in self._names.items():
             replace_synced(name, _named(self.path, part))
-        temporary = _temporary(self.path, "json")
-        temporary.write_text(json.dumps(description, indent=2) + "\n")
-        replace_synced(temporary, _named(self.path, "json"))
+        write_description(_named(self.path, "json"), description)
 
     def _flush(self) -> None:
         if self._buffer:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from subquad.files import read_description, replace_synced
+from subquad.files import described, foreign, read_description, replace_synced
 
 FORMAT = 1
 DESCRIPTION = "kind.json"
@@ -56,17 +56,14 @@ class Tokenizer(ABC):
 
     def fingerprint(self) -> str:
         """SHA-256 of everything that decides about the output."""
-        total = hashlib.sha256(json.dumps([self.kind, self.settings()], sort_keys=True).encode())
-        for name, content in sorted(self.files().items()):
-            total.update(f"\n{name} {len(content)}\n".encode())
-            total.update(content)
-        return total.hexdigest()
+        return _fingerprint(self.kind, self.settings(), self.files())
 
     def save(self, folder: str | Path) -> None:
-        """Writes the tokenizer into a folder, its description last; `load_tokenizer` reads it."""
+        """Writes the tokenizer into a folder, its description last; `load_tokenizer` reads it.
+
+        A folder that holds it already is left alone, so that nothing can be lost there.
+        """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / DESCRIPTION).unlink(missing_ok=True)  # it must not stand beside files of another tokenizer
         files = self.files()
         description = {
             "format": FORMAT,
@@ -76,8 +73,12 @@ class Tokenizer(ABC):
             "files": sorted(files),
             "fingerprint": self.fingerprint(),
         }
-        content = (json.dumps(description, indent=2) + "\n").encode()
-        for name, data in [*files.items(), (DESCRIPTION, content)]:
+        contents = {**files, DESCRIPTION: described(description).encode()}
+        if all((folder / name).is_file() and (folder / name).read_bytes() == data for name, data in contents.items()):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / DESCRIPTION).unlink(missing_ok=True)  # it must not stand beside files of another tokenizer
+        for name, data in contents.items():
             temporary = folder / f".{name}.{os.getpid()}"
             temporary.write_bytes(data)
             replace_synced(temporary, folder / name)
@@ -92,16 +93,24 @@ def load_saved(folder: Path, kinds: Mapping[str, type[Tokenizer]]) -> Tokenizer:
     """The tokenizer of a folder; a damaged one is a ValueError."""
     path = folder / DESCRIPTION
     description = read_description(path, FORMAT, "tokenizer")
-    if description["kind"] not in kinds:
-        raise ValueError(f"{path}: unknown kind of tokenizer {description['kind']!r}; a newer subquad may know it")
-    try:
-        files = {name: (folder / name).read_bytes() for name in description["files"]}
-    except FileNotFoundError as error:
-        raise ValueError(f"{error.filename} is missing: the tokenizer in {folder} is incomplete") from None
-    tokenizer = kinds[description["kind"]].restore(description["settings"], files)
-    if tokenizer.fingerprint() != description["fingerprint"]:
-        raise ValueError(f"the tokenizer in {folder} is damaged: its fingerprint differs")
-    return tokenizer
+    with foreign(f"the tokenizer in {folder}"):
+        if description["kind"] not in kinds:
+            raise ValueError(f"{path}: unknown kind of tokenizer {description['kind']!r}; a newer subquad may know it")
+        try:
+            files = {name: (folder / name).read_bytes() for name in description["files"]}
+        except FileNotFoundError as error:
+            raise ValueError(f"{error.filename} is missing: the tokenizer in {folder} is incomplete") from None
+        if _fingerprint(description["kind"], description["settings"], files) != description["fingerprint"]:
+            raise ValueError(f"the tokenizer in {folder} is damaged: its fingerprint differs")
+        return kinds[description["kind"]].restore(description["settings"], files)
+
+
+def _fingerprint(kind: str, settings: Mapping[str, Any], files: Mapping[str, bytes]) -> str:
+    total = hashlib.sha256(json.dumps([kind, settings], sort_keys=True).encode())
+    for name, content in sorted(files.items()):
+        total.update(f"\n{name} {len(content)}\n".encode())
+        total.update(content)
+    return total.hexdigest()
 
 
 def decoded_text(data: bytes, what: str) -> str:

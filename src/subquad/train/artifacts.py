@@ -31,7 +31,8 @@ def run_artifact(run: Path, checkpoint: Path) -> Any:
     state = read_state(checkpoint)
     metadata = {"update": state.update, "epoch": state.epoch, **state.metrics}
     artifact = import_wandb().Artifact(_allowed(run.resolve().name), type="model", metadata=metadata)
-    for file in sorted(path for path in run.iterdir() if path.is_file() and path.name != IDENTITY):
+    shown = [path for path in run.iterdir() if not path.name.startswith(".") and path.name != IDENTITY]
+    for file in sorted(path for path in shown if path.is_file()):
         artifact.add_file(str(file))
     for folder in (run / "tokenizers", checkpoint):
         if folder.is_dir():

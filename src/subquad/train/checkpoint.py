@@ -13,7 +13,6 @@ later, the checksums show, by file.
 """
 
 import json
-import random
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from safetensors import SafetensorError
@@ -86,8 +84,26 @@ def save_weights(final: Path, weights: Mapping[str, Tensor], state: TrainState) 
 
 def _save(final: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: TrainState) -> Path:
     folder = final.parent
-    temporary = folder / f".new-{final.name}"
+    temporary, old = folder / f".new-{final.name}", folder / f".old-{final.name}"
     shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        _write_all(temporary, tensors, state)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)  # what a full disk needs most is room
+        raise ValueError(
+            f"checkpoint {final} cannot be written: {error}; those before it are whole: once the disk takes it, "
+            "the same command goes on from the newest"
+        ) from None
+    if final.exists():  # a folder cannot be replaced in one step; `_clean` puts the old one back after a crash here
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    temporary.rename(final)
+    sync_folder(folder)
+    shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def _write_all(temporary: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: TrainState) -> None:
     temporary.mkdir()
     for name, content in tensors.items():
         _write(temporary / name, partial(save_file, separate(content)))
@@ -95,12 +111,6 @@ def _save(final: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Train
     _write(temporary / STATE, lambda path: path.write_text(json.dumps(described, indent=2) + "\n"))
     sums = {name: checksum(temporary / name) for name in (*tensors, STATE)}
     _write(temporary / CHECKSUMS, lambda path: path.write_text(json.dumps(sums, indent=2) + "\n"))
-    if final.exists():  # a folder cannot be replaced in one step; `_clean` puts the old one back after a crash here
-        final.rename(folder / f".old-{final.name}")
-    temporary.rename(final)
-    sync_folder(folder)
-    shutil.rmtree(folder / f".old-{final.name}", ignore_errors=True)
-    return final
 
 
 def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,9 +158,14 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 def load_weights_of(path: str | Path) -> dict[str, Tensor]:
     """The weights that validation used: the moving average where one is kept."""
     path = Path(path)
-    name = EMA if (path / EMA).exists() else MODEL
+    name = EMA if has_average(path) else MODEL
     verify(path, [name, STATE])
     return _tensors(path / name)
+
+
+def has_average(path: Path) -> bool:
+    """Whether a checkpoint was written with a moving average of the weights; the file itself may be lost."""
+    return EMA in _json(path / CHECKSUMS) or (path / EMA).exists()
 
 
 def verify(path: Path, only: Sequence[str] | None = None) -> None:
@@ -159,6 +174,8 @@ def verify(path: Path, only: Sequence[str] | None = None) -> None:
         raise ValueError(f"there is no checkpoint {path}")
     sums = _json(path / CHECKSUMS)
     needed = {MODEL, OPTIMIZER, RNG, STATE} if only is None else set(only)
+    if only is None:  # an average that was not written with it must not be read either
+        needed |= {EMA} if (path / EMA).exists() else set()
     problems = [f"{name} has no checksum" for name in sorted(needed - sums.keys())]
     for name, expected in sums.items():
         if only is not None and name not in only:
@@ -167,6 +184,9 @@ def verify(path: Path, only: Sequence[str] | None = None) -> None:
             problems.append(f"{name} is missing")
         elif checksum(path / name) != expected:
             problems.append(f"the checksum of {name} differs")
+    if not problems and STATE in needed and _is_of_training(path):
+        update = read_state(path).update
+        problems = [] if update == _update_of(path) else [f"{STATE} is of update {update}"]
     if problems:
         raise ValueError(f"checkpoint {path} is damaged: {'; '.join(problems)}")
 
@@ -206,8 +226,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """All checkpoints of a run, the newest first."""
-    found = [path for path in Path(folder).glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()]
-    return sorted(found, key=_update_of, reverse=True)
+    return sorted(filter(_is_of_training, Path(folder).glob(f"{PREFIX}*")), key=_update_of, reverse=True)
+
+
+def _is_of_training(path: Path) -> bool:
+    return path.name.startswith(PREFIX) and path.name.removeprefix(PREFIX).isdigit()
 
 
 def _update_of(path: Path) -> int:
@@ -233,7 +256,7 @@ def latest(folder: str | Path) -> Path | None:
 class Rotation(Options):
     """Which checkpoints are kept. One that any rule keeps, stays; the newest always does."""
 
-    keep_last: int = Field(1, ge=1, description="the newest n")
+    keep_last: int = Field(2, ge=1, description="the newest n; with 2, one that a disk damages is not the end of a run")
     keep_epochs: int = Field(0, ge=0, description="the newest n that stand at the end of an epoch")
     keep_best: int = Field(1, ge=0, description="the n best by `metric`")
     keep_every: int = Field(0, ge=0, description="those whose update is a multiple of this; 0: no such rule")
@@ -245,13 +268,21 @@ def best(folder: str | Path, rotation: Rotation) -> list[Path]:
     """Checkpoints that have the metric, the best first; of equals the older."""
     scored = []
     for path in checkpoints(folder):
-        try:
-            value = read_state(path).metrics.get(rotation.metric)
-        except ValueError:
-            continue  # `latest` and `load_checkpoint` say what is wrong with it
+        state = _sound_state(path)
+        value = None if state is None else state.metrics.get(rotation.metric)
         if value is not None and value == value:
             scored.append((value if rotation.better == "lower" else -value, _update_of(path), path))
     return [path for *_, path in sorted(scored)]
+
+
+def _sound_state(path: Path) -> TrainState | None:
+    """The state as it was written; None, with a warning, where it is damaged."""
+    try:
+        verify(path, [STATE])
+        return read_state(path)
+    except ValueError as error:
+        warnings.warn(f"{error}; it is left out", stacklevel=3)
+        return None
 
 
 def rotate(folder: str | Path, rotation: Rotation) -> list[Path]:
@@ -279,8 +310,8 @@ def newest(
     """The `count` newest checkpoints, newest first; up to an update; or only ends of epochs (`up_to`: an epoch)."""
     found = []
     for path in checkpoints(folder):
-        state = read_state(path) if epoch_ends else None
-        if state is not None and not state.epoch_end:
+        state = _sound_state(path) if epoch_ends else None
+        if epoch_ends and (state is None or not state.epoch_end):
             continue
         if up_to is None or (state.epoch if state is not None else _update_of(path)) <= up_to:
             found.append(path)
@@ -309,41 +340,3 @@ def average(paths: Sequence[str | Path], *, ema: bool = False) -> dict[str, Tens
             sums[key] = sums[key] + value if key in sums else value
     count = len(paths)
     return {key: value / count if value.is_floating_point() else value // count for key, value in sums.items()}
-
-
-# ---------------------------------------------------------------------- random generators
-
-
-def rng_state() -> dict[str, Tensor]:
-    """The states of torch's (all devices'), numpy's and Python's generators, as tensors."""
-    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, words, next_gauss = random.getstate()
-    saved = {
-        "torch": torch.get_rng_state(),
-        "numpy.keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
-        "numpy.position": torch.tensor([int(position), int(has_gauss)]),
-        "numpy.gauss": torch.tensor(float(gauss), dtype=torch.float64),
-        "python.words": torch.tensor([version, *words], dtype=torch.int64),
-        "python.gauss": torch.tensor([] if next_gauss is None else [next_gauss], dtype=torch.float64),
-    }
-    if torch.cuda.is_available():
-        saved |= {f"cuda.{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
-    return saved
-
-
-def set_rng_state(saved: Mapping[str, Tensor]) -> None:
-    """The inverse of `rng_state`; generators that `saved` leaves out stay as they are."""
-    if "torch" in saved:
-        torch.set_rng_state(saved["torch"])
-    if "numpy.keys" in saved:
-        position, has_gauss = saved["numpy.position"].tolist()
-        keys = saved["numpy.keys"].numpy().astype(np.uint32)
-        np.random.set_state(("MT19937", keys, position, has_gauss, saved["numpy.gauss"].item()))
-    if "python.words" in saved:
-        version, *words = saved["python.words"].tolist()
-        gauss = saved["python.gauss"].tolist()
-        random.setstate((version, tuple(words), gauss[0] if gauss else None))
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            if f"cuda.{number}" in saved:
-                torch.cuda.set_rng_state(saved[f"cuda.{number}"], number)

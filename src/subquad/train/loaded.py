@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
-from subquad.files import read_description
+from subquad.files import foreign, read_description
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, Task
@@ -56,8 +56,7 @@ def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str
     recipe, for sections that a trained model leaves open, such as decode.beam=4.
     """
     folder = Path(folder)
-    if not (folder / RECIPE).is_file():
-        raise ValueError(f"{folder} is no run: it holds no {RECIPE}; `subquad train RECIPE --out {folder}` makes one")
+    check_run(folder)
     for change in changes:
         if change.partition("=")[0].partition(".")[0] not in FREE:
             raise ValueError(f"{change}: the model is trained; only options of {' and '.join(FREE)} can change")
@@ -67,12 +66,20 @@ def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str
             f"{folder} holds no {INPUTS}; `subquad train RECIPE --out {folder}` writes it without training"
         )
     inputs = read_description(folder / INPUTS, INPUTS_FORMAT, "inputs of a model")
-    path = find_checkpoint(folder, recipe, checkpoint)
-    weights, state = load_weights_of(path), read_state(path)
-    model = model_from(recipe.model_data(inputs["model"]))
-    load_weights(model, weights)
+    with foreign(f"the run {folder}"):
+        path = find_checkpoint(folder, recipe, checkpoint)
+        weights, state = load_weights_of(path), read_state(path)
+        model = model_from(recipe.model_data(inputs["model"]))
+        load_weights(model, weights)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Loaded(folder, recipe, model.to(device).eval(), path, state.update, inputs)
+
+
+def check_run(folder: Path) -> None:
+    """Refuses what is no run directory, and says what it is instead."""
+    if not (folder / RECIPE).is_file():
+        why = f"it holds no {RECIPE}" if folder.is_dir() else "it is a file" if folder.exists() else "there is none"
+        raise ValueError(f"{folder} is no run: {why}; `subquad train RECIPE --out FOLDER` makes one")
 
 
 def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:
@@ -80,7 +87,7 @@ def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:
     within = folder / "checkpoints"
     every = checkpoints(within)
     if not every and name in ("best", "last"):
-        raise ValueError(f"{folder} has no checkpoint yet")
+        raise ValueError(f"{folder} has no checkpoint yet; `subquad train {folder / RECIPE} --out {folder}` goes on")
     if name == "last":
         return every[0]
     if name == "best":
@@ -88,6 +95,8 @@ def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:
         rotation = recipe.checkpoints.model_copy(update={"metric": task.metric, "better": task.better})
         if found := best(within, rotation):
             return found[0]
+        if len(every) == 1:  # an imported one: it was validated elsewhere
+            return every[0]
         raise ValueError(f"no checkpoint of {folder} has been validated; take --checkpoint last")
     for path in (within / name, Path(name)):
         if path.is_dir():

@@ -5,6 +5,7 @@ build_trackers    TensorBoard and Weights & Biases, imported only when asked for
 Progress          a live line on a terminal, plain lines elsewhere
 """
 
+import errno
 import json
 import math
 import os
@@ -49,7 +50,14 @@ class MetricsLog:
         """event: "train", "valid", ...; numbers that are not finite become strings, for JSON has none."""
         record = {"event": event, "update": update, "time": round(time.time(), 3), **(values or {})}
         line = json.dumps({key: _jsonable(value) for key, value in record.items()}) + "\n"
-        os.write(self.file, line.encode())  # one call a line: it is there or it is not
+        end, data = os.fstat(self.file).st_size, line.encode()
+        try:
+            written = os.write(self.file, data)  # one call a line: it is there or it is not
+            if written < len(data):  # the disk was full in the middle of it
+                os.ftruncate(self.file, end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(error.errno, f"metrics cannot be written ({error.strerror})", str(self.path)) from None
 
     def resumed(self, update: int) -> None:
         """Says that the run went back to `update`: what was measured after it no longer counts."""
@@ -72,10 +80,11 @@ def read_metrics(path: str | Path, event: str | None = None) -> list[dict[str, A
     for number, line in enumerate(lines[:-1], 1):
         try:
             record = json.loads(line)
-        except json.JSONDecodeError:
+            event_of, update = record["event"], record["update"]
+        except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f"{path}, line {number}: not a JSON record; the file is damaged") from None
-        if record["event"] == RESUMED:
-            records = [earlier for earlier in records if earlier["update"] <= record["update"]]
+        if event_of == RESUMED:
+            records = [earlier for earlier in records if earlier["update"] <= update]
         records.append(record)
     return [record for record in records if event is None or record["event"] == event]
 

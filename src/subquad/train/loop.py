@@ -29,12 +29,11 @@ from subquad.train.checkpoint import (
     checkpoints,
     latest,
     load_checkpoint,
-    rng_state,
     rotate,
     save_checkpoint,
-    set_rng_state,
 )
 from subquad.train.distributed import ALONE, Workers, placed_like, whole
+from subquad.train.generators import rng_state, set_rng_state
 from subquad.train.log import MetricsLog, Progress, Status, Tracker, shown_metrics
 from subquad.train.optim import optimizer_state, restore_optimizer
 from subquad.train.parallel import LossOf, SharedLoss, TensorBatch, evenly

@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field, field_validator
 
 from subquad.data.augment import AugmentOptions
 from subquad.data.batches import Budget
 from subquad.data.blocks import BlockOptions
+from subquad.data.fairseq_folder import FairseqFolder
 from subquad.data.mixing import MixingOptions
 from subquad.data.sources import TextSource
 from subquad.data.tokenizers import TokenizerConfig
 from subquad.decode.options import DecodeOptions
-from subquad.files import read_yaml
-from subquad.mixers.config import Options
+from subquad.files import parse_yaml, read_yaml
+from subquad.mixers.config import Options, nearest
 from subquad.models import MODELS, preset
 from subquad.models.presets import merged
 from subquad.train.checkpoint import Rotation
@@ -37,18 +37,22 @@ KINDS = {
 }
 
 
-ALTERNATIVES = ("embedded", "folder", "splits", "images")
-OF_TEXT = ("folder", "splits", "tokenizer", "target_tokenizer", "max_length", "blocks")
+ALTERNATIVES = ("embedded", "folder", "splits", "fairseq", "images")
+OF_TEXT = ("folder", "splits", "fairseq", "tokenizer", "target_tokenizer", "max_length", "blocks")
 OF_IMAGES = ("images", "hold_out", "augment", "mixing", "repeated")
 
 
 class DataConfig(Options):
-    """Where the data comes from: an embedded set, a folder that `subquad data prepare` wrote, text files, or images."""
+    """Where the data comes from: an embedded set, a folder that `subquad data prepare` or fairseq-preprocess wrote,
+    text files, or images."""
 
     embedded: str | None = Field(None, description="an embedded set: digits, phrases or speeches")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the embedded set")
     folder: str | None = Field(None, description="prepared data")
     splits: dict[str, TextSource] = Field(default_factory=dict, description="files by split: train, valid, test")
+    fairseq: FairseqFolder | None = Field(
+        None, description="a folder that fairseq-preprocess wrote: its path, or path, languages and codes"
+    )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="of text that is not prepared yet")
     target_tokenizer: TokenizerConfig | None = Field(None, description="one of its own for the target; null: shared")
     max_length: int | None = Field(None, ge=1, description="longer samples are skipped and counted")
@@ -81,10 +85,13 @@ class DataConfig(Options):
     def check(self) -> None:
         given = [name for name in ALTERNATIVES if getattr(self, name)]
         if len(given) != 1:
-            raise ValueError(f"give one of embedded, folder, splits and images (got {', '.join(given) or 'none'})")
+            got = ", ".join(given) or "none"
+            raise ValueError(f"give one of embedded, folder, splits, fairseq and images (got {got})")
+        if self.fairseq is not None and (self.tokenizer != TokenizerConfig() or self.target_tokenizer is not None):
+            raise ValueError("the dictionaries of data.fairseq are its tokenizers; leave tokenizer out")
         for name in ("splits", "images"):
             if (splits := getattr(self, name)) and "train" not in splits:
-                raise ValueError(f"{name} need a split `train`")
+                raise ValueError(f"{name} need a split `train` (got {', '.join(splits)})")
         if self.images and "valid" not in self.images and self.hold_out is None:
             raise ValueError("images need a split `valid`, or hold_out: the number of training images to validate with")
         if self.hold_out is not None and (not self.images or "valid" in self.images):
@@ -164,6 +171,11 @@ class Recipe(Options):
 def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, with changes such as `model.encoder.mixer=eva` or `train.updates=100`."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, and a recipe is a YAML file; that of a run is {path / 'recipe.yaml'}")
+    if not path.exists():
+        near = nearest(path.name, [other.name for other in path.parent.glob("*.yaml")])
+        raise ValueError(f"there is no recipe {path}{near} The path starts at the current folder, {Path.cwd()}")
     data = read_yaml(path, "recipe")
     for change in changes:
         data = merged(data, _change(change))
@@ -175,10 +187,10 @@ def _change(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
-        raise ValueError(f"{text!r} is not a change to the recipe; write it as model.dim=256")
+        raise ValueError(f"{text!r} is not a change to the recipe; write NAME=VALUE, such as train.updates=100")
     try:
-        change: Any = yaml.safe_load(value)
-    except yaml.YAMLError:
+        change: Any = parse_yaml(value)
+    except ValueError:
         raise ValueError(f"{text!r}: the value is not YAML") from None
     for name in reversed(names):
         change = {name: change}

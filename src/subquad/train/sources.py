@@ -43,7 +43,7 @@ def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
 def raw_samples(recipe: Recipe, split: str) -> list[tuple[str, ...]] | None:
     """Every sample of a text split as it was given, also those that preparing skips; None: only tokens are there."""
     config, fields = recipe.data, SIDES[recipe.task]
-    if config.folder is not None:
+    if config.folder is not None or config.fairseq is not None:
         return None
     if config.embedded is not None:
         samples = _embedded(recipe).split(split)
@@ -66,7 +66,9 @@ def image_split(recipe: Recipe, split: str, classes: Sequence[str]) -> ImageSet:
 
 def _check_split(split: str, known: Mapping[str, Any]) -> None:
     if split not in known:
-        raise ValueError(f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}")
+        raise ValueError(
+            f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}; --split chooses."
+        )
 
 
 def _embedded(recipe: Recipe) -> embedded.Embedded:
@@ -142,7 +144,11 @@ def _held_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
 def _text(recipe: Recipe, cache: Path, report: Report | None) -> Prepared:
     config = recipe.data
     if config.folder is not None:
-        return open_prepared(config.folder)
+        prepared = open_prepared(config.folder)
+        prepared.verify()
+        return prepared
+    if config.fairseq is not None:
+        return prepare_text(config.fairseq.text_config(recipe.task, config.max_length), cache, report=report)
     splits = dict(config.splits)
     if config.embedded is not None:
         found = _embedded(recipe)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from subquad.train.checkpoint import rng_state
+from subquad.train.generators import rng_state
 from subquad.train.health import NotFiniteError, diagnose, is_finite
 from subquad.train.optim import Ema, OptimConfig, build_optimizer, clip_gradients, scale_gradients, set_rate
 from subquad.train.parallel import SharedLoss, TensorBatch

@@ -1,0 +1,43 @@
+"""The states of all random generators, as tensors, so that a resumed run draws what it would have drawn."""
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def rng_state() -> dict[str, Tensor]:
+    """The states of torch's (all devices'), numpy's and Python's generators, as tensors."""
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, words, next_gauss = random.getstate()
+    saved = {
+        "torch": torch.get_rng_state(),
+        "numpy.keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "numpy.position": torch.tensor([int(position), int(has_gauss)]),
+        "numpy.gauss": torch.tensor(float(gauss), dtype=torch.float64),
+        "python.words": torch.tensor([version, *words], dtype=torch.int64),
+        "python.gauss": torch.tensor([] if next_gauss is None else [next_gauss], dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        saved |= {f"cuda.{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
+    return saved
+
+
+def set_rng_state(saved: Mapping[str, Tensor]) -> None:
+    """The inverse of `rng_state`; generators that `saved` leaves out stay as they are."""
+    if "torch" in saved:
+        torch.set_rng_state(saved["torch"])
+    if "numpy.keys" in saved:
+        position, has_gauss = saved["numpy.position"].tolist()
+        keys = saved["numpy.keys"].numpy().astype(np.uint32)
+        np.random.set_state(("MT19937", keys, position, has_gauss, saved["numpy.gauss"].item()))
+    if "python.words" in saved:
+        version, *words = saved["python.words"].tolist()
+        gauss = saved["python.gauss"].tolist()
+        random.setstate((version, tuple(words), gauss[0] if gauss else None))
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            if f"cuda.{number}" in saved:
+                torch.cuda.set_rng_state(saved[f"cuda.{number}"], number)

@@ -1,0 +1,69 @@
+"""A few cases of everything that `make torture` tries, by the same program."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
+
+ROOT = Path(__file__).parent.parent
+TABLES = ["kill-saving", "kill-random", "damage", "disturbed", "memory", "determinism"]
+PARTS = ["kills", "damage", "disks", "long", "determinism"]
+
+
+def tortured(folder: Path, *parts: str) -> list[dict[str, Any]]:
+    """All lines of the tables of some parts. What was lost is in them, and in the exit code."""
+    shutil.copy(ROOT / "docs" / "reliability.md", folder / "page.md")
+    words = [word for part in parts for word in ("--only", part)]
+    command = [sys.executable, "-m", "torture", "--quick", *words, "--json", str(folder / "all.json")]
+    done = subprocess.run(
+        [*command, "--write-docs", str(folder / "page.md")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (folder / "all.json").exists(), done.stderr
+    report = json.loads((folder / "all.json").read_text())
+    lines = [line for part in report["parts"].values() for line in part["results"]]
+    wrong = [line for line in lines if line["verdict"] == "MISSED" or (line["reason"] and not not_tried(line))]
+    assert done.returncode == 0 or wrong or any(map(not_tried, lines)), done.stderr
+    return lines
+
+
+def not_tried(line: dict[str, Any]) -> bool:
+    """A disk of its own needs a system that lets a process mount one."""
+    return str(line["reason"]).startswith("not tried")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("torture")
+
+
+@pytest.fixture(scope="module")
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return tortured(folder, *PARTS)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_nothing_is_lost(table: str, lines: list[dict[str, Any]]) -> None:
+    own = [line for line in lines if line["table"] == table]
+    assert own
+    for line in own:
+        assert line["verdict"] == "met" or not_tried(line), line
+
+
+def test_the_page_shows_every_line(folder: Path, lines: list[dict[str, Any]]) -> None:
+    page = (folder / "page.md").read_text()
+    assert page.count("Not measured yet.") == 2, "two processes and the large comparison, which were not tried"
+    for line in lines:
+        assert next(iter(line["labels"].values())) in page
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("part", "table"), [("two", "kill-two"), ("cells", "cells")])
+def test_processes_that_others_started_are_killed(part: str, table: str, tmp_path: Path) -> None:
+    (line,) = tortured(tmp_path, part)
+    assert (line["table"], line["verdict"]) == (table, "met"), line

@@ -1,0 +1,137 @@
+"""Ill-treats subquad and reports what was lost: python -m torture
+
+    python -m torture                                        everything, as tables: about an hour on two idle cores
+    python -m torture --only kills --quick                   one part, a few cases: shows that it works
+
+Parts: kills (kill -9 while saving and at random moments), two (of two processes), damage (files that disks changed),
+disks (full, read-only, signals, a second trainer, clocks), long (memory over many updates and lines), cells (a large
+comparison with failures), determinism. The exit code is 1 when anything was lost.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: children are forked, and a pool of threads cannot be
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.measured import Result
+from benchmarks.page import described, filled, missed
+
+from subquad.environment import environment
+from torture import damage, disks, kills, long_runs
+from torture.cases import SMALL
+
+TITLES = {**kills.TITLES, **damage.TITLES, **disks.TITLES, **long_runs.TITLES}
+COMMAND = "make torture"
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much of everything."""
+
+    sets: tuple[str, ...] = tuple(SMALL)
+    saving: int = 10_000  # every operation
+    kills: int = 200
+    kills_of_two: int = 20
+    two_with_dropout: bool = True
+    damages: int = 1000
+    disturbances: int = 30
+    updates: int = 20_000
+    lines: int = 100_000
+    growth: float = 4.0  # MB
+    seeds: int = 10
+    cells_killed: int = 8
+
+
+QUICK = Amounts(
+    sets=("phrases",),
+    saving=3,
+    kills=3,
+    kills_of_two=1,
+    two_with_dropout=False,
+    damages=30,
+    disturbances=2,
+    updates=300,
+    lines=6000,
+    growth=12.0,
+    seeds=1,
+    cells_killed=1,
+)
+Part = Callable[[Path, Amounts, int], Iterator[Result]]
+
+
+def all_kills(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
+    yield from kills.saving(folder, ["phrases"], amounts.saving)
+    yield from kills.random_moments(folder, list(amounts.sets), amounts.kills, seed)
+
+
+def of_two(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
+    yield from kills.two_processes(folder, amounts.kills_of_two, seed, amounts.two_with_dropout)
+
+
+def long(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:  # noqa: ARG001
+    yield from long_runs.training_memory(folder, amounts.updates, amounts.growth)
+    yield from long_runs.decoding_memory(folder, amounts.lines, amounts.growth)
+
+
+PARTS: dict[str, Part] = {
+    "kills": all_kills,
+    "two": of_two,
+    "damage": lambda folder, amounts, seed: damage.damages(folder, amounts.damages, seed),
+    "disks": lambda folder, amounts, _: disks.disturbances(folder, amounts.disturbances),
+    "long": long,
+    "cells": lambda folder, amounts, seed: long_runs.cells(folder, amounts.seeds, amounts.cells_killed, seed),
+    "determinism": lambda folder, amounts, _: long_runs.determinism(folder, list(amounts.sets)),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    torch.set_num_threads(1)
+    report: dict[str, Any] = {"parts": {}}
+    if options.json is not None and options.json.exists():  # parts that are not tried now keep their results
+        report = json.loads(options.json.read_text())
+    lines = []
+    for name in options.only or PARTS:
+        own = []
+        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+            for result in PARTS[name](Path(folder).resolve(), options.amounts, options.seed):
+                own.append(result.as_json())
+                print(f"[{name}] {described(own[-1])}", file=sys.stderr, flush=True)
+        facts = {**environment(torch.device("cpu")), "seed": options.seed}
+        report["parts"][name] = {"environment": facts, "results": own}
+        lines += own
+        if options.json is not None:
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.write_docs is not None:
+        options.write_docs.write_text(filled(options.write_docs.read_text(), report, TITLES, COMMAND))
+    return int(bool(missed(lines)))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    text, _, details = (__doc__ or "").partition("\n\n")
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m torture", description=text, epilog=details, formatter_class=form)
+    add = parser.add_argument
+    add("--quick", dest="amounts", action="store_const", const=QUICK, default=Amounts(), help="a few cases of each")
+    add("--only", choices=list(PARTS), action="append", help="this part; may be repeated")
+    add("--seed", type=int, default=1, help="of what is killed and damaged where (default 1)")
+    add("--kills", type=int, help="kills at random moments (default 200)")
+    add("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
+    add("--write-docs", type=Path, metavar="FILE", help="fill the generated parts of a page")
+    options = parser.parse_args(arguments)
+    if options.kills is not None:
+        options.amounts = Amounts(**{**vars(options.amounts), "kills": options.kills})
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Disks that are full or read-only, files that vanish, signals, a second trainer, a clock that is set back.
+
+Each ends with a line that says what is wrong, and nothing is lost: once the disturbance is over, the same command gives
+the bits of the undisturbed run.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.measured import Result
+
+from subquad.data.embedded import load
+from subquad.train.checkpoint import checkpoints
+from torture.cases import Case, difference, last_line
+from torture.kills import outcome, spread
+from torture.processes import Child, Failpoint, apart, done, own_mounts
+
+TITLES = {"disturbed": "disturbances without a clear message, or after which something was lost"}
+DISK = 48 << 20
+FREE = (0, 4096, 16_384, 40_960, 65_536, 131_072, 262_144)
+"""Bytes that are left: what they are enough for differs."""
+DAY = 86_400.0
+
+
+def disturbances(folder: Path, most: int) -> Iterator[Result]:
+    """most: places in a run at which each kind of disturbance is tried."""
+    case = Case(folder / "disks", "phrases")
+    case.train_reference()
+    total = case.operations()
+    for act in ("ENOSPC", "EIO", "EROFS"):
+        yield at_operations(case, act, spread(total, most), f"an operation on a checkpoint fails ({act})", 1)
+    for act in ("SIGINT", "SIGTERM"):
+        yield at_operations(case, act, spread(total, most), f"{act} while a checkpoint is saved", 130)
+    yield limited_files(case, most)
+    yield mounted(case, "a full disk", lambda disk: full_disk(case, disk, most))
+    yield mounted(case, "a read-only folder", lambda disk: read_only(case, disk))
+    yield vanished(case)
+    yield second_trainer(case)
+    yield clock_set_back(case)
+
+
+def line(what: str, tried: int, wrong: list[str]) -> Result:
+    return outcome("disturbed", {"disturbance": what}, {"tried": tried}, wrong)
+
+
+def at_operations(case: Case, act: str, points: list[int], what: str, code: int) -> Result:
+    """What is only cleaning up may fail without an end: then the run goes on."""
+    wrong = []
+    for number in points:
+        run = case.folder / f"{act}-{number}"
+        ended = case.start(run, Failpoint(act, number)).wait()
+        if not ended.is_clear or ended.code not in (0, code):
+            wrong.append(f"operation {number}: {last_line(ended)}")
+        elif (problem := case.finish(run)) is not None:
+            wrong.append(f"operation {number}: {problem}")
+        shutil.rmtree(run)
+    return line(what, len(points), wrong)
+
+
+def limited_files(case: Case, most: int) -> Result:
+    """No file may grow beyond a limit, whoever writes it."""
+    wrong, limits = [], [1000 * 2**step for step in range(min(most, 8))]
+    for limit in limits:
+        run = case.folder / f"limit-{limit}"
+
+        def before(limit: int = limit) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+        ended = done(case.words(run), before)
+        if not ended.is_clear:
+            wrong.append(f"{limit} bytes: {last_line(ended)}")
+        elif (problem := case.finish(run)) is not None:
+            wrong.append(f"{limit} bytes: {problem}")
+        shutil.rmtree(run)
+    return line("files may not grow beyond a limit", len(limits), wrong)
+
+
+# ---------------------------------------------------------------------- disks of their own
+
+
+def mounted(case: Case, what: str, work: Callable[[Path], list[str]]) -> Result:
+    """work(disk) on a disk of its own: its first answer is how many things it tried, the others what went wrong."""
+
+    def inside() -> list[str]:
+        try:
+            own_mounts()
+        except OSError as error:
+            return [f"not tried: {error}"]
+        disk = case.folder / "disk"
+        disk.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)], check=True)
+        return work(disk)
+
+    tried, *wrong = apart(inside)
+    if tried.startswith("not tried"):
+        return Result("disturbed", {"disturbance": what}, reason=tried)
+    return line(what, int(tried), wrong)
+
+
+def full_disk(case: Case, disk: Path, most: int) -> list[str]:
+    """The disk fills up before a run, and in the middle of one."""
+    wrong, amounts = [], FREE[: max(1, most // 2)] if most < len(FREE) else FREE
+    for free in amounts:
+        for begun in (False, True):
+            run, filler = disk / f"run-{free}-{begun}", disk / "filler"
+            if begun:
+                case.start(run, Failpoint("kill", case_middle(case))).wait()
+            status = os.statvfs(disk)
+            filler.write_bytes(bytes(max(0, status.f_bavail * status.f_frsize - free)))
+            ended = done(case.words(run))
+            filler.unlink()
+            where = f"{free} bytes left {'in' if begun else 'before'} a run"
+            if ended.code != 1 or not ended.is_clear or "No space left" not in ended.last:
+                wrong.append(f"{where}: {last_line(ended)}")
+            elif (problem := case.finish(run)) is not None:
+                wrong.append(f"{where}: {problem}")
+            shutil.rmtree(run)
+    return [str(2 * len(amounts)), *wrong]
+
+
+def case_middle(case: Case) -> int:
+    """An operation by which a run has a checkpoint and is not over."""
+    return int((case.folder / f"{case.name}-count.txt").read_text()) // 2
+
+
+def read_only(case: Case, disk: Path) -> list[str]:
+    wrong = []
+    for begun in (False, True):
+        run = disk / f"run-{begun}"
+        if begun:
+            case.start(run, Failpoint("kill", case_middle(case))).wait()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        ended = done(case.words(run))
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        if ended.code != 1 or not ended.is_clear or "Read-only file system" not in ended.last:
+            wrong.append(last_line(ended))
+        elif (problem := case.finish(run)) is not None:
+            wrong.append(problem)
+    return ["2", *wrong]
+
+
+# ---------------------------------------------------------------------- files, processes, clocks
+
+
+def vanished(case: Case) -> Result:
+    """A file of the data, before a run goes on; and each file of the tokens that were made of it."""
+    found = load("phrases", train=120, valid=20, test=20)
+    files: dict[str, list[str]] = {}
+    for split in ("train", "valid"):
+        for column, side in enumerate(("source", "target")):
+            path = case.folder / f"{split}.{side}"
+            path.write_text("".join(f"{pair[column]}\n" for pair in found.split(split)))
+            files[split] = [*files.get(split, []), str(path)]
+    changes = ["data.embedded=null", "data.options={}", *(f"data.splits.{k}=[{','.join(v)}]" for k, v in files.items())]
+    whole, run, wrong = case.folder / "files-reference", case.folder / "files", list[str]()
+    ended = done(case.words(whole, *changes))
+    if ended.code:
+        return line("a file of the data is gone", 0, [last_line(ended)])
+    case_run = case.words(run, *changes)
+    Child(case_run, Failpoint("kill", case_middle(case)).install).wait()
+    lost = Path(files["train"][1])
+    kept = lost.rename(lost.with_suffix(".kept"))
+    ended = done(case_run)
+    if ended.code != 1 or not ended.is_clear or str(lost) not in ended.last:
+        wrong.append(last_line(ended))
+    kept.rename(lost)
+    tokens = sorted((run / "data").glob("*.*"))
+    for path in tokens:
+        path.unlink() if path.is_file() else None
+    ended = done(case_run)
+    problem = difference(run, whole) if ended.code == 0 else last_line(ended)
+    return line("files of the data are gone", 1 + len(tokens), [*wrong, *([problem] if problem else [])])
+
+
+def second_trainer(case: Case) -> Result:
+    """A second process in a run directory is refused, and the first one does not notice."""
+    run = case.folder / "shared"
+    first = case.start(run, Failpoint("stop", case_middle(case)))
+    while not checkpoints(run / "checkpoints") or _state(first.pid) != "T":
+        time.sleep(0.01)
+    second = done(case.words(run))
+    first.kill(signal.SIGCONT)
+    ended, wrong = first.wait(), []
+    if second.code != 1 or not second.is_clear or f"process {first.pid} trains in {run}" not in second.last:
+        wrong.append(last_line(second))
+    if ended.code or (problem := difference(run, case.reference)) is not None:
+        wrong.append(last_line(ended) if ended.code else str(problem))
+    return line("a second trainer in the run directory", 1, wrong)
+
+
+def _state(pid: int) -> str:
+    """T: stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def clock_set_back(case: Case) -> Result:
+    """Killed, and resumed on a day before its files were written."""
+    run = case.folder / "yesterday"
+    case.start(run, Failpoint("kill", case_middle(case))).wait()
+    for path in run.rglob("*"):
+        status = path.stat()
+        os.utime(path, (status.st_atime + DAY, status.st_mtime + DAY))
+    real = time.time
+
+    def before() -> None:
+        time.time = lambda: real() - DAY
+
+    ended = done(case.words(run), before)
+    problem = last_line(ended) if ended.code else difference(run, case.reference)
+    return line("a clock that is set back by a day", 1, [problem] if problem else [])

@@ -1,0 +1,148 @@
+"""kill -9: at every step of saving, at random moments, and of one or all of two processes."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from benchmarks.measured import Result
+
+from subquad.train.checkpoint import checkpoints
+from torture.cases import PARTS, Case, difference
+from torture.processes import Failpoint
+
+KILLS_PER_RUN = 4
+ROOT = Path(__file__).parent.parent
+TITLES = {
+    "kill-saving": "runs that did not go on, or did not end with the bits of the undisturbed run",
+    "kill-random": "runs that did not go on, or did not end with the bits of the undisturbed run",
+    "kill-two": "runs that did not go on, or did not end with the bits of the undisturbed run",
+}
+
+
+def outcome(table: str, labels: dict[str, object], numbers: Mapping[str, float], wrong: list[str]) -> Result:
+    """A line of a table: nothing may be wrong. The first that is, is shown."""
+    shown = {**labels, "what went wrong": wrong[0]} if wrong else labels
+    return Result(table, shown, dict(numbers), float(len(wrong)), ("at most", 0.0))
+
+
+def spread(total: int, most: int) -> list[int]:
+    """`most` of the numbers 1 to `total`, evenly spread; all of them if there are no more."""
+    count = min(total, most)
+    return [1 + round(place * (total - 1) / max(1, count - 1)) for place in range(count)]
+
+
+def saving(folder: Path, names: list[str], most: int) -> Iterator[Result]:
+    """Killed before every operation on the files of checkpoints, of which a run makes as many as it shows."""
+    for name in names:
+        case = Case(folder / "saving", name)
+        case.train_reference()
+        points, wrong = spread(case.operations(), most), list[str]()
+        for number in points:
+            run = case.folder / f"{name}-{number}"
+            ended = case.start(run, Failpoint("kill", number)).wait()
+            if ended.code != -signal.SIGKILL:
+                wrong.append(f"operation {number}: {ended.last}")
+            elif (problem := case.finish(run)) is not None:
+                wrong.append(f"operation {number}: {problem}")
+            shutil.rmtree(run)
+        yield outcome("kill-saving", {"set": name}, {"kills": len(points)}, wrong)
+
+
+def random_moments(folder: Path, names: list[str], kills: int, seed: int) -> Iterator[Result]:
+    """Runs that are killed several times, anywhere between their start and their end."""
+    draw = random.Random(seed)
+    for place, name in enumerate(names):
+        case = Case(folder / "random", name)
+        begun = time.monotonic()
+        case.train_reference()
+        duration = time.monotonic() - begun
+        left, wrong, done, early = (kills + len(names) - 1 - place) // len(names), list[str](), 0, 0
+        while left > 0:
+            run = case.folder / f"{name}-{done}"
+            for _ in range(min(left, KILLS_PER_RUN)):
+                child = case.start(run)
+                time.sleep(draw.uniform(0, duration))
+                child.kill()
+                early += child.wait().code == 0  # it had ended before the kill: nothing was tried
+                left -= 1
+            if (problem := case.finish(run)) is not None:
+                wrong.append(problem)
+            done += 1
+            shutil.rmtree(run)
+        numbers = {"kills": (kills + len(names) - 1 - place) // len(names), "of them too late": early, "runs": done}
+        yield outcome("kill-random", {"set": name}, numbers, wrong)
+
+
+# ---------------------------------------------------------------------- two processes
+
+
+def torchrun(words: list[str], *options: str) -> "subprocess.Popen[str]":
+    """Two processes in a group of their own."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options, *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(start, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True, **pipes)  # type: ignore[call-overload]
+
+
+def two_processes(folder: Path, kills: int, seed: int, dropout: bool = True) -> Iterator[Result]:
+    """All of them at once, and then one of two, which torchrun starts again.
+
+    dropout off: two processes give the bits of one, which takes the place of an undisturbed run of two.
+    """
+    draw = random.Random(seed)
+    case = Case(folder / "two", "phrases", updates=40, validate_every=5)
+    off = ["model.encoder.dropout=0", "model.decoder.dropout=0", "model.source.dropout=0", "model.target.dropout=0"]
+    changes = [] if dropout else off
+    if dropout:
+        _said(torchrun(["-m", "subquad.cli.main", *case.words(case.reference)]))
+    else:
+        case.train_reference(*changes)
+    if kills > 1:
+        yield _all_killed(case, kills // 2, draw)
+    wrong = []
+    count = kills - kills // 2
+    for number in range(count):
+        run, rank = case.folder / f"one-{number}", 1 - number % 2
+        worker = ["-m", "torture.dying", str(rank), str(draw.uniform(0, 0.2)), *case.words(run, *changes)]
+        said = _said(torchrun(worker, "--max-restarts=2"))
+        # without dropout nothing is drawn, and each process has a generator of its own that nobody asks
+        parts = PARTS if dropout else PARTS[:-1]
+        problem = said if "died here" not in said else difference(run, case.reference, parts)
+        if problem is not None:
+            wrong.append(f"rank {rank}: {problem}")
+    yield outcome("kill-two", {"killed": "one of two, started again by torchrun"}, {"kills": count}, wrong)
+
+
+def _all_killed(case: Case, kills: int, draw: random.Random) -> Result:
+    wrong, left, done = [], kills, 0
+    while left > 0:
+        run = case.folder / f"all-{done}"
+        for _ in range(min(left, KILLS_PER_RUN)):
+            before = len(checkpoints(run / "checkpoints"))
+            process = torchrun(["-m", "subquad.cli.main", *case.words(run)])
+            waits = draw.random() < 0.5  # starting takes longer than training: half of the kills wait for a checkpoint
+            while waits and process.poll() is None and len(checkpoints(run / "checkpoints")) == before:
+                time.sleep(0.05)
+            time.sleep(draw.uniform(0, 1))
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            left -= 1
+        _said(torchrun(["-m", "subquad.cli.main", *case.words(run)]))
+        if (problem := difference(run, case.reference)) is not None:
+            wrong.append(problem)
+        done += 1
+    return outcome("kill-two", {"killed": "both at once"}, {"kills": kills, "runs": done}, wrong)
+
+
+def _said(process: "subprocess.Popen[str]") -> str:
+    """What it said; a RuntimeError unless it ended well."""
+    said, _ = process.communicate(timeout=600)
+    if process.returncode:
+        raise RuntimeError(f"torchrun ended with code {process.returncode}: {said}")
+    return said
