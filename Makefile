@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # One torch thread per test process: processes that each start a thread per core slow one another down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test nightly lint format docs bench bench-decode bench-tables clean
+.PHONY: demo test nightly lint format docs bench bench-decode bench-tables clean torture
 
 demo: $(INSTALLED)
 	$(BIN)/subquad demo
@@ -45,6 +45,10 @@ bench-decode: $(INSTALLED)
 # The figures of docs/efficiency.md, on an idle machine. One part: make bench-tables ONLY="--only linformer"
 bench-tables: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py $(ONLY) --json docs/efficiency.json --write-docs docs/efficiency.md
+
+# The figures of docs/reliability.md: about an hour on two idle cores. One part: make torture ONLY="--only damage"
+torture: $(INSTALLED)
+	$(BIN)/python -m torture $(ONLY) --json docs/reliability.json --write-docs docs/reliability.md
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,47 +1,30 @@
 """The documentation is current, and what it says is true: tables, examples, commands, paths."""
 
-import contextlib
 import dataclasses
-import io
 import re
-import shlex
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import subquad
 from subquad.cli.describe import TABLE_HEADERS
 from subquad.cli.docs import BEGIN, END, between_markers, docs, generated
-from subquad.cli.main import run
 from subquad.mixers import available, build
+from tests.doc_pages import blocks
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-SHORT = {  # the last value of an option counts
-    "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
-    "average": ["--updates", "1"],
-    "evaluate": ["decode.beam=1", "decode.max_len_b=5"],
-    "train": ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"],
-}
 
 
-def blocks(language: str) -> list[str]:
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
-    return [text for found, text in fenced if found == language]
-
-
-def shell_lines() -> list[str]:
-    return [line.partition("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+def readme_blocks(language: str) -> list[str]:
+    return [block.text for block in blocks(ROOT / "README.md") if block.language == language]
 
 
 # ---------------------------------------------------------------------- generated parts
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/mechanisms.md"])
+@pytest.mark.parametrize("name", generated(ROOT))
 def test_generated_parts_are_current(name) -> None:
     assert (ROOT / name).read_text() == generated(ROOT)[name], f"{name} is out of date: run `make docs`"
 
@@ -151,7 +134,7 @@ def test_state_cell(name) -> None:
 
 
 def test_the_library_example_runs_and_is_ten_lines() -> None:
-    example, _ = blocks("python")
+    example, _ = readme_blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) == 10
     scope: dict = {}
     exec(example, scope)
@@ -161,7 +144,7 @@ def test_the_library_example_runs_and_is_ten_lines() -> None:
 
 def test_the_model_example_runs(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _, example = blocks("python")
+    _, example = readme_blocks("python")
     scope: dict = {}
     exec(example, scope)
     whole = scope["model"](scope["tokens"]).logits
@@ -169,41 +152,13 @@ def test_the_model_example_runs(tmp_path, monkeypatch) -> None:
     assert (tmp_path / "my-model" / "weights.safetensors").exists()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """With what the commands read: the runs that some of them train, and an image."""
-    made = tmp_path_factory.mktemp("readme")
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(made / "image.png")
-    with contextlib.chdir(made):
-        for line in shell_lines():
-            if line.startswith("subquad train"):
-                assert run(words_of(line)) == 0
-    return made
-
-
-def words_of(line: str) -> list[str]:
-    words = [str(ROOT / word) if word.startswith("recipes/") else word for word in shlex.split(line)[1:]]
-    return [*words, *SHORT.get(words[0], [])]
-
-
-@pytest.mark.parametrize("line", [line for line in shell_lines() if "subquad" in line])
-def test_readme_command_runs(line, folder, monkeypatch) -> None:
-    monkeypatch.chdir(folder)
-    if line.startswith("echo "):
-        said, _, line = line.partition(" | ")
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(shlex.split(said)[1].encode() + b"\n")))
-    assert run(words_of(line)) == 0
-
-
-def test_make_targets_of_the_readme_exist() -> None:
-    targets = [line.split()[1] for line in shell_lines() if line.startswith("make")]
-    makefile = (ROOT / "Makefile").read_text()
-    assert targets == ["demo", "test"]
-    assert all(f"\n{target}:" in makefile for target in targets)
+def test_the_readme_begins_with_two_commands() -> None:
+    lines = [line for block in readme_blocks("sh") for line in block.splitlines()]
+    assert [line.split()[1] for line in lines if line.startswith("make")] == ["demo", "test"]
 
 
 def test_the_tree_shows_what_exists() -> None:
-    (tree,) = [block for block in blocks("") if block.startswith("src/subquad/")]
+    (tree,) = [block for block in readme_blocks("") if block.startswith("src/subquad/")]
     shown = {line.split()[0] for line in tree.splitlines() if line.startswith("  ")}
     folders = {f"{path.parent.name}/" for path in (ROOT / "src/subquad").glob("*/__init__.py")}
     assert shown == folders

@@ -9,7 +9,7 @@ import pytest
 import subquad
 
 ORDER = ["kernels", "mixers", "nn", "models", "data", "decode"]
-ORDER += ["evaluate", "tasks", "train", "compare", "interop", "cli"]
+ORDER += ["evaluate", "tasks", "train", "compare", "interop", "cli", "__main__.py"]
 PACKAGE = Path(subquad.__file__).parent
 
 

@@ -199,7 +199,7 @@ def test_files_that_hold_no_recipe(content: str | None, message: str, tmp_path: 
 
 def test_the_recipe_of_the_guide_is_one() -> None:
     guide = (FOLDER.parent / "docs" / "training.md").read_text()
-    (block,) = re.findall(r"^```yaml\n(.*?)^```$", guide, re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(r'^```yaml title="my.yaml"\n(.*?)^```$', guide, re.DOTALL | re.MULTILINE)
     recipe = Recipe.parse("guide", yaml.safe_load(block))
     with torch.device("meta"):
         model_from(recipe.model_data({}))

@@ -1,0 +1,258 @@
+"""Pages of the documentation as sessions: their blocks run in order, in a folder of their own, made short.
+
+    python              runs; the blocks of a page share their names
+    python title="..."  a file of the project, written and not run
+    yaml title="..."    a file, written; without a title it is a part of a recipe, which must be valid
+    sh                  commands: subquad, python examples/..., torchrun, make, pip, with one pipe or redirections
+    text                not run: equations, output, other programs' commands
+
+A block after the line `<!-- nightly -->` takes long and runs with the nightly tests.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from PIL import Image
+
+from subquad.cli.main import run
+from subquad.models.presets import merged
+from subquad.train.checkpoint import checkpoints
+from subquad.train.recipe import Recipe, read_recipe
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r'^(<!-- nightly -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+LANGUAGES = {"python", "yaml", "sh", "text", ""}
+UPDATES = ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"]
+SHORT = {  # the last value of an option counts
+    "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
+    "compare": [*UPDATES, "--lengths", "16", "--tokens", "32", "--repeats", "1", "--seeds", "1"],
+    "evaluate": ["decode.beam=1", "decode.max_len_a=0", "decode.max_len_b=5", "--resamples", "10"],
+    "generate": ["--tokens", "3"],
+    "train": UPDATES,
+    "translate": ["--max-len-a", "0", "--max-len-b", "5"],
+}
+EXAMPLES = {
+    "compare_text.py": ["--mixers", "lightconv", "--updates", "2"],
+    "own_model.py": ["--steps", "2"],
+    "swap_vit.py": ["--epochs", "1", "--tune-epochs", "1"],
+}
+WHOLE: dict[str, Any] = {  # a recipe that parts of recipes are put into
+    "task": "translation",
+    "data": {"embedded": "phrases"},
+    "model": {"preset": "translation_small"},
+    "schedule": {"kind": "inverse-sqrt", "lr": 1e-3, "warmup_updates": 1},
+    "train": {"updates": 2},
+}
+SMALL: dict[str, dict[str, Any]] = {  # of runs that pages begin with, by task: what differs from the whole recipe
+    "translation": {
+        "data": {"embedded": "phrases", "options": {"train": 200, "valid": 20, "test": 20}},
+        "train": {"budget": {"max_tokens": 512}},
+    },
+    "language-model": {
+        "data": {
+            "splits": {split: f"data/text/{split}.txt" for split in ("train", "valid", "test")},
+            "blocks": {"tokens_per_sample": 32},
+        },
+        "model": {"preset": "lm_small"},
+    },
+}
+STAND_INS = {"first": "translation", "second": "translation", "text": "language-model", "speeches": "language-model"}
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    title: str
+    text: str
+    nightly: bool
+
+
+def blocks(page: Path) -> list[Block]:
+    found = [Block(kind, title, text, bool(late)) for late, kind, title, text in FENCE.findall(page.read_text())]
+    assert {block.language for block in found} <= LANGUAGES, f"{page}: a language that nobody runs"
+    return found
+
+
+def titled(page: Path, title: str) -> str:
+    """The text of the block that is this file."""
+    (text,) = [block.text for block in blocks(page) if block.title == title]
+    return text
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The lines of a shell block as words, continued lines joined, without comments."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@dataclass
+class Session:
+    """What a reader does who follows a page from top to bottom."""
+
+    folder: Path
+    runs: dict[str, Path]
+    """Runs by task that stand in for those which take days, or were made on another page."""
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def follow(self, page: Path, nightly: bool) -> None:
+        self.prepare(page.read_text())
+        with contextlib.chdir(self.folder):
+            for block in blocks(page):
+                if nightly or not block.nightly:
+                    self.do(block)
+
+    def prepare(self, text: str) -> None:
+        """The files that pages speak of: recipes, examples, a reader's own data, runs of other pages."""
+        for name in ("recipes", "examples"):
+            (self.folder / name).symlink_to(ROOT / name)
+        write_data(self.folder)
+        for name, task in STAND_INS.items():
+            if f"runs/{name}" in text and f"--out runs/{name}" not in text:
+                shutil.copytree(self.runs[task], self.folder / "runs" / name)
+
+    def do(self, block: Block) -> None:
+        if block.title:
+            (self.folder / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / block.title).write_text(block.text)
+        elif block.language == "python":
+            exec(compile(block.text, "block", "exec"), self.names)
+        elif block.language == "yaml":
+            Recipe.parse("part", with_part(yaml.safe_load(block.text)))
+        elif block.language == "sh":
+            for words in commands(block):
+                self.line(words)
+
+    def line(self, words: list[str]) -> None:
+        given, target = "", None
+        if ">" in words:
+            words, target = words[: words.index(">")], Path(words[words.index(">") + 1])
+        if "<" in words:
+            words, given = words[: words.index("<")], Path(words[words.index("<") + 1]).read_text()
+        if "|" in words:
+            given, words = self.command(words[: words.index("|")]), words[words.index("|") + 1 :]
+        said = self.command(words, given)
+        if target is not None:
+            target.write_text(said)
+
+    def command(self, words: list[str], given: str = "") -> str:
+        """Runs one command with this standard input; returns what it prints."""
+        program, *rest = words
+        if program == "echo":
+            return " ".join(rest) + "\n"
+        if program == "subquad":
+            return self.subquad(rest, given)
+        if program == "python":
+            return in_process([*rest, *EXAMPLES[Path(rest[0]).name]])
+        if program == "torchrun":
+            place = rest.index("subquad") + 1
+            return in_process(["-m", "torch.distributed.run", *rest[:place], *shortened(rest[place:])])
+        if program == "make":
+            assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(), f"there is no target {rest[0]}"
+            return ""
+        if program == "pip":
+            extras = re.search(r"\[(.*)\]", rest[-1])
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            assert extras is None or set(extras[1].split(",")) <= known.keys(), f"unknown extras in {rest[-1]}"
+            return ""
+        raise AssertionError(f"nobody runs {shlex.join(words)} here")
+
+    def subquad(self, words: list[str], given: str) -> str:
+        large = words[0] == "train" and words[1].startswith("recipes/") and "/small/" not in words[1]
+        if large and "--dry-run" not in words:  # the recipe is checked, and a run of its task is there afterwards
+            changes = [word for word in words[2:] if "=" in word]
+            task = read_recipe(Path(words[1]), changes).task
+            out = words[words.index("--out") + 1]
+            shutil.copytree(self.runs[task], self.folder / out)
+            return call(["train", words[1], *changes, "--dry-run"], given)
+        return call(shortened(words), given)
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The same command with less to do."""
+    if words[0] == "average":
+        return [*named_checkpoints(words), *(["--updates", "1"] if {"--epochs", "--updates"} & set(words) else [])]
+    if "--dry-run" in words:
+        return words
+    return [*words, *SHORT.get(words[0], [])]
+
+
+def named_checkpoints(words: list[str]) -> list[str]:
+    """`subquad average` without its counts, and of the checkpoints that there are."""
+    kept = [w for place, w in enumerate(words) if not {w, words[place - 1]} & {"--epochs", "--updates", "--up-to"}]
+    there = checkpoints(Path(words[1]) / "checkpoints")
+    return [there[0].name if word.startswith("update-") else word for word in kept]
+
+
+def call(words: list[str], given: str = "") -> str:
+    """Runs subquad in this process."""
+    said, complaints, before = io.StringIO(), io.StringIO(), sys.stdin
+    sys.stdin = io.TextIOWrapper(io.BytesIO(given.encode()))
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaints):
+            code = run(words)
+    finally:
+        sys.stdin = before
+    assert code == 0, f"subquad {shlex.join(words)}: {complaints.getvalue()}"
+    return said.getvalue()
+
+
+def in_process(words: list[str]) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, f"{shlex.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+def with_part(part: dict[str, Any]) -> dict[str, Any]:
+    """A whole recipe with this part of one; data is taken as it is."""
+    return merged(WHOLE, part) | {"data": part.get("data", WHOLE["data"])}
+
+
+def write_data(folder: Path) -> None:
+    """A reader's own files: parallel text, plain text, images in class folders, one image, lines to translate."""
+    (folder / "data/text").mkdir(parents=True)
+    units, languages = ("km", "kg", "days", "May"), {"en": "the {} {}", "de": "die {} {}"}
+    for split, count in {"train": 60, "valid": 8, "test": 8}.items():
+        for language, pattern in languages.items():
+            lines = [pattern.format(number, units[number % len(units)]) for number in range(count)]
+            (folder / f"data/{split}.{language}").write_text("\n".join(lines) + "\n")
+        (folder / f"data/text/{split}.txt").write_text("My fellow citizens, the year was good.\n" * count)
+        for place, name in enumerate(("cat", "dog")):
+            images = folder / "data/images" / split / name
+            images.mkdir(parents=True)
+            for number in range(3):
+                Image.fromarray(np.full((32, 32, 3), 80 * place + 20 * number, np.uint8)).save(images / f"{number}.png")
+    (folder / "data/my.txt").write_text("My fellow citizens, the year was good.\n" * 60)
+    (folder / "input.txt").write_text("the 5 km\nthe 3 May\n")
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(folder / "image.png")
+    golden = ROOT / "tests/golden/fairseq/ckpt"
+    (folder / "checkpoints").mkdir()
+    shutil.copy(golden / "main_dynamic_glu.pt", folder / "checkpoints/checkpoint_best.pt")
+    for name in ("dict.src.txt", "dict.tgt.txt"):
+        shutil.copy(golden / name, folder / "checkpoints")
+
+
+def small_runs(folder: Path) -> dict[str, Path]:
+    """A run of each task of text, with an average of its checkpoints."""
+    write_data(folder)
+    made = {task: folder / task for task in SMALL}
+    with contextlib.chdir(folder):
+        for task, out in made.items():
+            content = with_part({"task": task, **SMALL[task]})
+            content["data"] |= {"tokenizer": {"kind": "bpe", "vocab_size": 300}}
+            Path("small.yaml").write_text(yaml.safe_dump(content))
+            call(["train", "small.yaml", "--out", str(out)])
+            call(["average", str(out), "--updates", "1"])
+    return made

@@ -1,0 +1,167 @@
+"""The documentation's pages: what they tell a reader to do works, figures are those of the modules, links lead on."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from subquad.mixers import available
+from tests.doc_pages import ROOT, Session, blocks, small_runs, titled
+
+DOCS = ROOT / "docs"
+ELSEWHERE = {
+    "interop.md": "needs files of other programs; tests/test_import*.py, test_huggingface*.py and others make them",
+    "guides/own-mechanism.md": "its commands need a new file in the package; see below",
+}
+PAGES = {
+    name: path
+    for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    if blocks(path) and (name := path.relative_to(DOCS if DOCS in path.parents else ROOT).as_posix()) not in ELSEWHERE
+}
+LONG = [name for name, path in PAGES.items() if any(block.nightly for block in blocks(path))]
+OWN = DOCS / "guides/own-mechanism.md"
+OWN_FILE = "src/subquad/mixers/gatedmean.py"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return small_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_can_be_followed(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    Session(tmp_path, runs).follow(PAGES[name], nightly=False)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", LONG)
+def test_a_page_can_be_followed_with_what_takes_long(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+    Session(tmp_path, runs).follow(PAGES[name], nightly=True)
+
+
+# ---------------------------------------------------------------------- the mechanism that the documentation writes
+
+ALONE = """
+import sys
+import pytest
+import tests.mixer_cases as cases
+
+for kind in ("BIDIRECTIONAL", "CAUSAL", "EVERY", "STREAMING"):
+    found = [case for case in getattr(cases, kind) if case.name == "gatedmean"]
+    assert found, kind
+    setattr(cases, kind, found)
+unknown_to_it = "not grid and not cross and not every_mechanism"
+sys.exit(pytest.main(["tests/test_properties.py", "-p", "no:cacheprovider", "-k", unknown_to_it]))
+"""
+
+
+@pytest.fixture(scope="module")
+def with_gatedmean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package and its tests with the page's file in it."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in ("src", "tests", "recipes"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
+    (copy / OWN_FILE).write_text(titled(OWN, OWN_FILE))
+    return copy
+
+
+def in_copy(copy: Path, *words: str) -> str:
+    path = os.pathsep.join([str(copy / "src"), str(copy)])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=copy, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_mechanism_of_the_documentation_keeps_every_promise(with_gatedmean: Path) -> None:
+    passed = re.search(r"(\d+) passed", in_copy(with_gatedmean, "-c", ALONE))
+    assert passed is not None
+    assert int(passed[1]) > 15
+
+
+def test_commands_know_the_mechanism_of_the_documentation(with_gatedmean: Path) -> None:
+    follow = f"""
+from pathlib import Path
+from tests.doc_pages import Block, Session, blocks
+
+(block,) = [block for block in blocks(Path({str(OWN)!r})) if block.language == "sh"]
+session = Session(Path(), {{}})
+for line in block.text.splitlines():
+    if line.startswith("subquad"):
+        session.do(Block("sh", "", line, False))
+"""
+    in_copy(with_gatedmean, "-c", follow)
+
+
+# ---------------------------------------------------------------------- figures
+
+
+@pytest.fixture(scope="module")
+def drawing() -> ModuleType:
+    folder = DOCS / "figures"
+    spec = importlib.util.spec_from_file_location("draw", folder / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(folder))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(folder))
+    return module
+
+
+def shades(svg: str) -> dict[tuple[int, int], float]:
+    cells = re.findall(r'<rect x="(\d+)" y="(\d+)" .*? fill-opacity="([\d.]+)"', svg)
+    return {(int(x), int(y)): float(shade) for x, y, shade in cells}
+
+
+def test_figures_are_those_of_the_modules(drawing: ModuleType) -> None:
+    drawn = drawing.figures()
+    assert {path.name for path in (DOCS / "mechanisms").glob("*.svg")} == drawn.keys()
+    for name, svg in drawn.items():
+        ours, theirs = shades((DOCS / "mechanisms" / name).read_text()), shades(svg)
+        places = ours.keys() | theirs.keys()
+        assert places
+        assert max(abs(ours.get(place, 0) - theirs.get(place, 0)) for place in places) <= 0.02, f"{name}: run make docs"
+
+
+# ---------------------------------------------------------------------- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in strict mode: a link that leads nowhere, also to a heading, or a page that no menu has, is an error."""
+    pytest.importorskip("mkdocs")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_every_mechanism_has_a_page(site: Path) -> None:
+    for name in available():
+        text = (site / "mechanisms" / f"{name}.html").read_text()
+        assert f"{name}.svg" in text
+        assert "What we measured" in text
+
+
+def test_the_site_needs_no_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        fetched = re.findall(r'(?:src|<link[^>]*href)="(https?:[^"]*)"', page.read_text())
+        assert not fetched, f"{page.name} fetches {fetched}"
+
+
+def test_the_reference_shows_what_it_names(site: Path) -> None:
+    named = re.findall(r"^::: (\S+)", (DOCS / "api.md").read_text(), re.MULTILINE)
+    text = (site / "api.html").read_text()
+    assert named
+    assert all(f'id="{name}"' in text for name in named)
