@@ -185,6 +185,8 @@ def shortened(words: list[str]) -> list[str]:
         return [*named_checkpoints(words), *(["--updates", "1"] if {"--epochs", "--updates"} & set(words) else [])]
     if "--dry-run" in words:
         return words
+    if "--context-window" in words:  # less than a sample of the small runs has
+        words = [*words, "--context-window", "16"]
     return [*words, *SHORT.get(words[0], [])]
 
 

@@ -159,7 +159,7 @@ def test_class_folders_hold_out_images_of_every_class_and_report_what_cannot_be_
         ({"images": {"train": "t"}}, "need a split `valid`, or hold_out"),
         ({"images": {"train": "t", "valid": "v"}, "hold_out": 5}, "has one already"),
         ({"images": {"valid": "v"}}, "need a split `train`"),
-        ({"images": {"train": "t", "valid": "v"}, "embedded": "digits"}, "one of embedded, folder, splits, fairseq and"),
+        ({"images": {"train": "t", "valid": "v"}, "embedded": "digits"}, "of embedded, folder, splits, fairseq and"),
         ({"images": {"train": "t", "valid": "v"}, "max_length": 5}, "data.max_length has no meaning for task image"),
         ({"images": {"train": "t", "valid": "v"}, "augment": {"sise": 5}}, "did you mean 'size'"),
         ({"images": {"train": "missing", "valid": "v"}}, "missing does not exist"),

@@ -63,7 +63,7 @@ class RightPadding:
 
 
 def _is_right_already(padding: Tensor) -> bool:
-    """Whether nothing has to move. Other devices would wait for the answer, and a compiled graph cannot depend on it."""
+    """Whether nothing has to move. Other devices would wait for the answer; a compiled graph cannot depend on it."""
     if padding.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return not bool((padding[:, :-1] & padding[:, 1:].logical_not()).any())
