@@ -14,6 +14,7 @@ import pytest
 
 from subquad.cli.main import run as command
 from subquad.compare.result import Result, read_result
+from tests.signals import interruptible
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 
@@ -227,7 +228,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     words = ["compare", *DIGITS, "train.updates=400", "train.validate_every=5", "--mixers", "softmax"]
     words += ["--lengths", "", "--out", str(out)]
     line = [sys.executable, "-m", "subquad.cli.main", *words]
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible)
     metrics = out / "cells" / "softmax-seed1" / "metrics.jsonl"
     end = time.monotonic() + 120
     while not (metrics.exists() and '"valid"' in metrics.read_text()):

@@ -49,7 +49,7 @@ def test_translation(pairs: Path) -> None:
     assert list(read_pairs(hub(pairs, columns=COLUMNS))) == PAIRS
     assert list(read_pairs(hub(pairs, "test", columns=COLUMNS))) == PAIRS[:1]
     assert list(read_pairs(hub(pairs, "train[2:3]", columns=COLUMNS[::-1]))) == [PAIRS[2][::-1]]
-    with pytest.raises(ValueError, match="sample 1: there is no column 'fr' It has en, de"):
+    with pytest.raises(ValueError, match=r"sample 1: there is no column 'fr'\. It has en, de"):
         list(read_pairs(hub(pairs, columns=["translation.en", "translation.fr"])))
 
 

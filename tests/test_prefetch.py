@@ -25,6 +25,7 @@ from subquad.tasks.classification import ClassificationTask
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.log import read_metrics
 from subquad.train.recipe import Recipe
+from tests.signals import interruptible
 from tests.test_train import SCHEDULE, STACK, assert_equal, trainer
 
 MODEL = {"kind": "vision", "image_size": 8, "channels": 3, "classes": 4, "patch": 4, "dim": 16, "encoder": STACK}
@@ -131,7 +132,9 @@ def test_an_interrupted_command_ends_and_goes_on(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(given))
     line = [sys.executable, "-m", "subquad.cli.main", "train", str(path), "--out", str(run)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        line, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
+    ) as process:
         while process.poll() is None and not checkpoints(run / "checkpoints"):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)

@@ -43,7 +43,9 @@ class Amounts:
     kills_of_two: int = 20
     two_with_dropout: bool = True
     damages: int = 1000
-    disturbances: int = 30
+    disturbances: tuple[str, ...] = tuple(disks.KINDS)
+    places: int = 30
+    watched: tuple[str, ...] = ("phrases", "digits")
     updates: int = 20_000
     lines: int = 100_000
     growth: float = 4.0  # MB
@@ -53,15 +55,17 @@ class Amounts:
 
 QUICK = Amounts(
     sets=("phrases",),
-    saving=3,
+    saving=2,
     kills=3,
     kills_of_two=1,
     two_with_dropout=False,
     damages=30,
-    disturbances=2,
-    updates=300,
+    disturbances=("SIGTERM", "full", "second"),
+    places=1,
+    watched=("digits",),
+    updates=200,
     lines=6000,
-    growth=12.0,
+    growth=8.0,
     seeds=1,
     cells_killed=1,
 )
@@ -78,7 +82,7 @@ def of_two(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
 
 
 def long(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:  # noqa: ARG001
-    yield from long_runs.training_memory(folder, amounts.updates, amounts.growth)
+    yield from long_runs.training_memory(folder, list(amounts.watched), amounts.updates, amounts.growth)
     yield from long_runs.decoding_memory(folder, amounts.lines, amounts.growth)
 
 
@@ -86,7 +90,7 @@ PARTS: dict[str, Part] = {
     "kills": all_kills,
     "two": of_two,
     "damage": lambda folder, amounts, seed: damage.damages(folder, amounts.damages, seed),
-    "disks": lambda folder, amounts, _: disks.disturbances(folder, amounts.disturbances),
+    "disks": lambda folder, amounts, _: disks.disturbances(folder, amounts.disturbances, amounts.places),
     "long": long,
     "cells": lambda folder, amounts, seed: long_runs.cells(folder, amounts.seeds, amounts.cells_killed, seed),
     "determinism": lambda folder, amounts, _: long_runs.determinism(folder, list(amounts.sets)),

@@ -54,7 +54,7 @@ SMALL: dict[str, dict[str, Any]] = {
 COMMON: dict[str, Any] = {
     "optim": {"name": "adam", "ema": 0.9},
     "schedule": {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 4},
-    "checkpoints": {"keep_last": 2},
+    "checkpoints": {"keep_last": 3},
 }
 LENGTH = {"updates": 12, "validate_every": 3, "log_every": 2}
 """Four checkpoints, of which the first is removed by rotation."""

@@ -28,18 +28,29 @@ from torture.processes import apart
 
 TITLES = {"damage": "damages that were used in silence, or whose message does not say which file it is"}
 BLOCK = 512
+OF_FOLDERS = (CHECKSUMS, "kind.json", "tokenizer.json")
 NAMED, SAME = "named", "same content"
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done to which file."""
+    """What was done to which file; other: the one that it was exchanged with."""
 
     kind: str
     path: Path
+    other: Path | None = None
 
     def __str__(self) -> str:
-        return f"{self.path.name}: {self.kind}"
+        with_other = f" with {self.other.name}" if self.other is not None else ""
+        return f"{self.path.name}: {self.kind}{with_other}"
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.path] if self.other is None else [self.path, self.other]
+
+    def is_named(self, said: str) -> bool:
+        """By its name; a checksum or a part of a tokenizer by its folder."""
+        return any(str(path.parent) in said if path.name in OF_FOLDERS else path.name in said for path in self.paths)
 
 
 def damage(draw: random.Random, files: list[Path]) -> Damage:
@@ -51,7 +62,7 @@ def damage(draw: random.Random, files: list[Path]) -> Damage:
         other = draw.choice([file for file in files if file != path])
         path.write_bytes(other.read_bytes())
         other.write_bytes(content)
-        return Damage(f"exchanged with {other.name}", path)
+        return Damage(kind, path, other)
     if kind == "missing":
         path.unlink()
         return Damage(kind, path)
@@ -106,9 +117,8 @@ def check_checkpoint(original: Path, copy: Path, draw: random.Random) -> str:
     if (name := unequal(contents(found), contents(original / found.name))) is not None:
         return f"WRONG: {done}: {name} is used in silence"
     if found == newest:
-        return SAME if done.path.parent == newest else "of an older one"
-    named = done.path.name in said or done.path.name == CHECKSUMS
-    return NAMED if named else f"WRONG: {done}: not named by {said!r}"
+        return SAME if any(path.parent == newest for path in done.paths) else "of an older one"
+    return NAMED if done.is_named(said) else f"WRONG: {done}: not named by {said!r}"
 
 
 # ---------------------------------------------------------------------- token files and tokenizers
@@ -136,7 +146,7 @@ def check_tokens(config: TextDataConfig, expected: dict[str, Any], copy: Path, d
         return f"WRONG: {done}: the cache was not made anew"
     if not said:
         return SAME
-    return NAMED if str(copy) in said or done.path.name in said else f"WRONG: {done}: not named by {said!r}"
+    return NAMED if done.is_named(said) else f"WRONG: {done}: not named by {said!r}"
 
 
 # ---------------------------------------------------------------------- a trained run
@@ -150,9 +160,7 @@ def check_run(expected: dict[str, Any], copy: Path, draw: random.Random) -> str:
     try:
         found = run_content(copy)
     except ValueError as error:
-        place = done.path.parent.name if done.path.name == CHECKSUMS else done.path.name
-        known = place in str(error) or done.path.parent.name in str(error)
-        return NAMED if known else f"WRONG: {done}: not named by {error}"
+        return NAMED if done.is_named(str(error)) else f"WRONG: {done}: not named by {error}"
     return SAME if same_run(found, expected) else f"WRONG: {done}: used in silence"
 
 

@@ -28,21 +28,36 @@ FREE = (0, 4096, 16_384, 40_960, 65_536, 131_072, 262_144)
 DAY = 86_400.0
 
 
-def disturbances(folder: Path, most: int) -> Iterator[Result]:
-    """most: places in a run at which each kind of disturbance is tried."""
+KINDS: dict[str, Callable[[Case, list[int]], Result]] = {
+    "ENOSPC": lambda case, points: failing(case, "ENOSPC", points),
+    "EIO": lambda case, points: failing(case, "EIO", points),
+    "EROFS": lambda case, points: failing(case, "EROFS", points),
+    "SIGINT": lambda case, points: signalled(case, "SIGINT", points),
+    "SIGTERM": lambda case, points: signalled(case, "SIGTERM", points),
+    "limited": lambda case, points: limited_files(case, len(points)),
+    "full": lambda case, points: mounted(case, "a full disk", lambda disk: full_disk(case, disk, len(points))),
+    "read-only": lambda case, _: mounted(case, "a read-only folder", lambda disk: read_only(case, disk)),
+    "vanished": lambda case, _: vanished(case),
+    "second": lambda case, _: second_trainer(case),
+    "clock": lambda case, _: clock_set_back(case),
+}
+
+
+def disturbances(folder: Path, kinds: tuple[str, ...], most: int) -> Iterator[Result]:
+    """most: places in a run at which each of the kinds is tried."""
     case = Case(folder / "disks", "phrases")
     case.train_reference()
-    total = case.operations()
-    for act in ("ENOSPC", "EIO", "EROFS"):
-        yield at_operations(case, act, spread(total, most), f"an operation on a checkpoint fails ({act})", 1)
-    for act in ("SIGINT", "SIGTERM"):
-        yield at_operations(case, act, spread(total, most), f"{act} while a checkpoint is saved", 130)
-    yield limited_files(case, most)
-    yield mounted(case, "a full disk", lambda disk: full_disk(case, disk, most))
-    yield mounted(case, "a read-only folder", lambda disk: read_only(case, disk))
-    yield vanished(case)
-    yield second_trainer(case)
-    yield clock_set_back(case)
+    points = spread(case.operations(), most)
+    for kind in kinds:
+        yield KINDS[kind](case, points)
+
+
+def failing(case: Case, error: str, points: list[int]) -> Result:
+    return at_operations(case, error, points, f"an operation on a checkpoint fails ({error})", 1)
+
+
+def signalled(case: Case, name: str, points: list[int]) -> Result:
+    return at_operations(case, name, points, f"{name} while a checkpoint is saved", 130)
 
 
 def line(what: str, tried: int, wrong: list[str]) -> Result:
@@ -105,7 +120,7 @@ def mounted(case: Case, what: str, work: Callable[[Path], list[str]]) -> Result:
 
 def full_disk(case: Case, disk: Path, most: int) -> list[str]:
     """The disk fills up before a run, and in the middle of one."""
-    wrong, amounts = [], FREE[: max(1, most // 2)] if most < len(FREE) else FREE
+    wrong, amounts = [], FREE[:most]
     for free in amounts:
         for begun in (False, True):
             run, filler = disk / f"run-{free}-{begun}", disk / "filler"

@@ -34,7 +34,9 @@ def outcome(table: str, labels: dict[str, object], numbers: Mapping[str, float],
 def spread(total: int, most: int) -> list[int]:
     """`most` of the numbers 1 to `total`, evenly spread; all of them if there are no more."""
     count = min(total, most)
-    return [1 + round(place * (total - 1) / max(1, count - 1)) for place in range(count)]
+    if count == 1:
+        return [(total + 1) // 2]
+    return [1 + round(place * (total - 1) / (count - 1)) for place in range(count)]
 
 
 def saving(folder: Path, names: list[str], most: int) -> Iterator[Result]:

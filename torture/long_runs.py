@@ -9,12 +9,15 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.measured import MEGABYTE, Result
 
 from subquad.compare.result import read_result
 from subquad.data.embedded import load
+from subquad.decode.translate import WINDOW
+from subquad.train.checkpoint import checkpoints
 from torture.cases import Case, difference, last_line
 from torture.kills import outcome
 from torture.processes import Child, descendants, done, memory_of
@@ -38,12 +41,14 @@ def growth(table: str, labels: dict[str, object], sizes: list[int], most: float,
     return Result(table, labels, {**numbers, "second MB": second, "last MB": last}, last - second, ("at most", most))
 
 
-def training_memory(folder: Path, updates: int, most: float) -> Iterator[Result]:
-    for name in ("phrases", "digits"):
+def training_memory(folder: Path, names: list[str], updates: int, most: float) -> Iterator[Result]:
+    """From the first checkpoint on."""
+    for name in names:
         every = max(1, updates // 40)
         case = Case(folder / "memory", name, updates=updates, validate_every=every, log_every=every)
-        child = case.start(case.folder / f"{name}-long")
-        sizes = list(memory_of(child, 0.05))
+        run = case.folder / f"{name}-long"
+        child = case.start(run)
+        sizes = list(memory_of(child, 0.05, lambda run=run: bool(checkpoints(run / "checkpoints"))))
         ended = child.wait()
         labels: dict[str, object] = {"what": f"training on {name}"}
         if ended.code:
@@ -53,7 +58,8 @@ def training_memory(folder: Path, updates: int, most: float) -> Iterator[Result]
 
 
 def decoding_memory(folder: Path, lines: int, most: float) -> Iterator[Result]:
-    """Lines of one to forty words, which an untrained model translates into whatever it likes."""
+    """Lines of one to forty words, which an untrained model translates into whatever it likes; from the second window
+    of them on."""
     case = Case(folder / "decoding", "phrases")
     case.train_reference()
     words = " ".join(source for source, _ in load("phrases", train=120, valid=20, test=20).train).split()
@@ -63,15 +69,18 @@ def decoding_memory(folder: Path, lines: int, most: float) -> Iterator[Result]:
             file.write(" ".join(draw.choices(words, k=draw.randint(1, 40))) + "\n")
     options = ["--beam", "2", "--max-len-a", "0", "--max-len-b", "10"]
     child = Child(["translate", str(case.reference), *options], stdin=given, stdout=out)
-    sizes = list(memory_of(child, 0.05))
+    sizes = list(memory_of(child, 0.02, lambda: out.exists() and line_count(out) >= WINDOW))
     ended = child.wait()
-    with out.open() as file:
-        written = sum(1 for _ in file)
+    written = line_count(out)
     labels: dict[str, object] = {"what": "translating lines"}
     if ended.code or written != lines:
         yield Result("memory", labels, reason=f"{written} of {lines} lines; {last_line(ended)}")
     else:
         yield growth("memory", labels, sizes, most, {"lines": lines})
+
+
+def line_count(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
 
 
 def cells(folder: Path, seeds: int, kills: int, seed: int) -> Iterator[Result]:
@@ -86,8 +95,9 @@ def cells(folder: Path, seeds: int, kills: int, seed: int) -> Iterator[Result]:
         time.sleep(draw.uniform(0.2, 2.0))
         for pid in descendants(child.pid) if killed < kills and not child.is_over() else ():
             if draw.random() < 0.3:
-                os.kill(pid, signal.SIGKILL)
-                killed += 1
+                with suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
     child.wait()
     first = read_result(out / "result.json").cells
     failed = [cell for cell in first if cell.status == "failed" and cell.mechanism != "linformer"]

@@ -1,7 +1,7 @@
 """Commands of subquad in child processes that are killed, disturbed or watched.
 
-A child is forked from a process that has imported everything and computed nothing: it starts at once, and to the system
-it is a process like any other.
+A child is forked from a process that has imported much and computed nothing: it starts at once, and to the system it is
+a process like any other. (After a kernel has run, a fork would have other kernels: the threads do not come along.)
 """
 
 import ctypes
@@ -18,7 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch._dynamo  # noqa: F401  what a child would import for seconds
+# what every child would import for seconds
+import babel.numbers  # noqa: F401
+import numba  # noqa: F401
+import sklearn.datasets  # noqa: F401
+import torch._dynamo  # noqa: F401
 
 from subquad.cli.main import run as command
 
@@ -96,6 +100,7 @@ def _be(
         out = log if stdout is None else os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         for source, target in ((given, 0), (out, 1), (log, 2)):
             os.dup2(source, target)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background ignore Ctrl-C
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
         if before is not None:
@@ -186,14 +191,17 @@ def resident_bytes(pid: int) -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def memory_of(child: Child, seconds: float) -> Iterator[int]:
-    """Its memory, again and again until it ends."""
+def memory_of(child: Child, seconds: float, began: Callable[[], bool]) -> Iterator[int]:
+    """Its memory, again and again from where it `began` until it ends."""
+    while not child.is_over() and not began():
+        time.sleep(seconds)
     while not child.is_over():
         yield resident_bytes(child.pid)
         time.sleep(seconds)
 
 
 def descendants(pid: int) -> list[int]:
-    """Processes that a process started, and those that they started."""
-    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Processes that a process started, and those that they started; of one that is gone, none."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    children = [int(word) for word in path.read_text().split()] if path.exists() else []
     return [one for child in children for one in (child, *descendants(child))]
