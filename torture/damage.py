@@ -49,8 +49,14 @@ class Damage:
         return [self.path] if self.other is None else [self.path, self.other]
 
     def is_named(self, said: str) -> bool:
-        """By its name; a checksum or a part of a tokenizer by its folder."""
-        return any(str(path.parent) in said if path.name in OF_FOLDERS else path.name in said for path in self.paths)
+        """By its name; checksums and parts of a tokenizer by their folder, parts of a token store by its name."""
+        return any(_name_of(path) in said for path in self.paths)
+
+
+def _name_of(path: Path) -> str:
+    if path.name in OF_FOLDERS:
+        return str(path.parent)
+    return path.stem if "." in path.stem else path.name  # train.source.tokens, and no other file has two dots
 
 
 def damage(draw: random.Random, files: list[Path]) -> Damage:
