@@ -38,7 +38,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/mechanisms.py $(ONLY) --json docs/performance.json --plot docs/performance.svg \
 	  --write-docs docs/performance.md
 
-# The figures of docs/decoding.md: three minutes on an idle machine. A trained run too: make bench-decode ONLY="--run RUN ..."
+# The figures of docs/decoding.md: some minutes on an idle machine. A trained run too: make bench-decode ONLY="--run RUN ..."
 bench-decode: $(INSTALLED)
 	$(BIN)/python benchmarks/decode.py $(ONLY) --json docs/decoding.json --write-docs docs/decoding.md
 
@@ -46,7 +46,7 @@ bench-decode: $(INSTALLED)
 bench-tables: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py $(ONLY) --json docs/efficiency.json --write-docs docs/efficiency.md
 
-# The figures of docs/reliability.md: about an hour on two idle cores. One part: make torture ONLY="--only damage"
+# The figures of docs/reliability.md: takes long. One part: make torture ONLY="--only damage"
 torture: $(INSTALLED)
 	$(BIN)/python -m torture $(ONLY) --json docs/reliability.json --write-docs docs/reliability.md
 

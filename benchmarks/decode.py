@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from measured import MEGABYTE, QUICK, Effort, Result, measuring_parser, side_by_side
+from measured import MEGABYTE, QUICK, Effort, Result, machine_facts, measuring_parser, side_by_side
 from page import described, filled, missed, numeric_columns, table
 from torch import Tensor
 
@@ -33,8 +33,6 @@ from subquad.decode.fast import prepared
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import Scorer, Scores, TargetScorer
 from subquad.decode.translate import Translator
-from subquad.environment import environment
-from subquad.kernels import dispatch
 from subquad.mixers import available, mixer_class
 from subquad.models import LanguageModel, Seq2Seq, build_model
 from subquad.nn.stack import StackState
@@ -275,12 +273,7 @@ PARTS: dict[str, Callable[[Effort], Iterator[Result]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    kept = set_up_command()
-    facts = {
-        **environment(torch.device("cpu")),
-        "kernels": dispatch.chosen(torch.empty(1)),
-        "allocator": "keeps freed memory" if kept else "system",
-    }
+    facts = machine_facts(set_up_command(), options.quick)
     parts = {name: PARTS[name] for name in options.only or PARTS}
     if options.run is not None:
         parts["run"] = lambda effort: trained(options.run, options.source, options.references, effort)

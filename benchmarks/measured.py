@@ -12,9 +12,21 @@ import torch
 
 from subquad.compare.checks import CheckFailedError
 from subquad.compare.profiling import Work, interleaved_seconds
+from subquad.environment import environment
+from subquad.kernels import dispatch
 
 SIGNS: dict[str, Callable[[float, float], bool]] = {"at least": operator.ge, "at most": operator.le}
 MEGABYTE = 1e6
+
+
+def machine_facts(keeps_memory: bool, quick: bool = False) -> dict[str, Any]:
+    """What times depend on, as it stands beside them in the report."""
+    facts = {
+        **environment(torch.device("cpu")),
+        "kernels": dispatch.chosen(torch.empty(1)),
+        "allocator": "keeps freed memory" if keeps_memory else "system",
+    }
+    return facts | {"sizes": "toy sizes, no meaning"} if quick else facts
 
 
 @dataclass

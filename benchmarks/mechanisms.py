@@ -21,14 +21,12 @@ from typing import Any
 import convolutions
 import torch
 import whole
-from measured import QUICK, Effort, Result, measuring_parser
+from measured import QUICK, Effort, Result, machine_facts, measuring_parser
 from page import described, filled, missed, numeric_columns, table
 from plot import draw
 
 from subquad.allocator import set_up_command
 from subquad.cli.output import print_table
-from subquad.environment import environment
-from subquad.kernels import dispatch
 
 PARTS: dict[str, Callable[[Effort, Callable[[str], None]], Iterator[Result]]] = {
     "conv": convolutions.run,
@@ -48,14 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_documents(options, report)
         return 0
     torch.set_num_threads(options.threads)
-    kept = set_up_command()
-    facts = {
-        **environment(torch.device("cpu")),
-        "kernels": dispatch.chosen(torch.empty(1)),
-        "allocator": "keeps freed memory" if kept else "system",
-    }
-    if options.quick:
-        facts["sizes"] = "toy sizes, no meaning"
+    facts = machine_facts(set_up_command(), options.quick)
     failed = False
     for part in options.only or PARTS:
         results = measure(part, QUICK if options.quick else Effort(options.budget, options.repeats))

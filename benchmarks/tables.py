@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measured import measuring_parser
+from measured import machine_facts, measuring_parser
 from studies import STUDIES, Study
 from tables_page import HEADERS, NUMERIC, PART_NAMES, page, rows
 
@@ -33,8 +33,6 @@ from subquad.cli.output import print_table
 from subquad.compare.measurements import LOG, length_steps, run_length, worker_of
 from subquad.compare.plan import Plan, open_plan
 from subquad.compare.result import LengthPoint
-from subquad.environment import environment
-from subquad.kernels import dispatch
 from subquad.train.recipe import Recipe
 
 LONGEST_PASS = 20.0
@@ -79,13 +77,7 @@ def measure_all(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     """Puts the chosen studies into the report; returns whether something failed."""
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the process that measures
     torch.set_num_threads(options.threads)
-    facts = {
-        **environment(torch.device("cpu")),
-        "kernels": dispatch.chosen(torch.empty(1)),
-        "allocator": "keeps freed memory" if allocator.choice() == "keep" else "system",
-    }
-    if options.quick:
-        facts["sizes"] = "toy sizes, no meaning"
+    facts = machine_facts(allocator.choice() == "keep", options.quick)
     failed = False
     for name in options.only or STUDIES:
         plan = STUDIES[name].plan(1 if options.quick else options.repeats, options.longest, options.quick)

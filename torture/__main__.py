@@ -1,6 +1,6 @@
 """Ill-treats subquad and reports what was lost: python -m torture
 
-    python -m torture                                        everything, as tables: about an hour on two idle cores
+    python -m torture                                        everything, as tables; takes long
     python -m torture --only kills --quick                   one part, a few cases: shows that it works
 
 Parts: kills (kill -9 while saving and at random moments), two (of two processes), damage (files that disks changed),

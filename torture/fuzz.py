@@ -1,7 +1,7 @@
 """The fuzz tests with many more examples, other ones at every call.
 
-    python -m torture.fuzz                    100 times the examples of the normal suite: some three hours on one core
-    python -m torture.fuzz --factor 5         five times: a quarter of an hour
+    python -m torture.fuzz                    100 times the examples of the normal suite
+    python -m torture.fuzz --factor 5         five times
 
 pytest shows what failed, with the example that Hypothesis found; the exit code is pytest's.
 """

@@ -1,6 +1,6 @@
 """How far it carries: processes that share an update, and files of 10^9 tokens.
 
-    python -m torture.scale --write-docs docs/scale.md       ten minutes on an idle machine
+    python -m torture.scale --write-docs docs/scale.md       everything, on an idle machine
     python -m torture.scale --quick                          a few updates, a small file: shows that it works
 
 Figures are reported, none is a target but the second that opening may take.
