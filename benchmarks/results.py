@@ -61,7 +61,7 @@ def setting(result: Result) -> str:
     samples = {score.samples for cell in done for score in cell.scores.values() if score.samples is not None}
     threads = {cell.setting["threads"] for cell in done}
     train = result.recipe["train"]
-    length = f"{train['updates']:,} updates" if train["updates"] else f"{train['epochs']} epochs"
+    length = f"{train['updates']:,} updates" if train["updates"] else f"{train['epochs']} epoch(s)"
     machine = ", ".join(f"{key} {value}" for key, value in result.environment.items() if key != "threads")
     return (
         f"- size: {min(sizes) / 1e6:.2f} to {max(sizes) / 1e6:.2f} million parameters\n"
@@ -78,9 +78,9 @@ def either(numbers: set[int]) -> str:
 
 
 def batch(budget: dict[str, int | None]) -> str:
-    """ "4,096 tokens", or "64 samples"."""
+    """Samples where they are limited, which images are; tokens otherwise."""
     tokens, sentences = budget.get("max_tokens"), budget.get("max_sentences")
-    return f"at most {tokens:,} tokens" if tokens else f"{sentences} samples"
+    return f"{sentences} samples" if sentences else f"at most {tokens:,} tokens"
 
 
 def without_curves(result: Result) -> Result:
