@@ -30,6 +30,7 @@ from subquad.cli.translate import translate
 
 INTERRUPTED = 130
 NO_MEMORY = re.compile("OutOfMemoryError|can't allocate memory")  # how torch says it, on a GPU and on the CPU
+LOST_PROCESS = re.compile("gloo/transport|Connection closed by peer|Connection reset by peer|ncclRemoteError")
 
 # Rich help would cost more than half of the time that `--help` may take.
 app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -121,6 +122,8 @@ def _one_line(error: Exception) -> str:
         text = str(error)
     elif isinstance(error, MemoryError) or NO_MEMORY.search(f"{type(error).__name__}: {error}"):
         text = "out of memory: smaller batches (train.budget, --batch, --tokens) and shorter sequences need less"
+    elif isinstance(error, RuntimeError) and LOST_PROCESS.search(str(error)):
+        text = "another process of this torchrun ended, see its message; the same command goes on from the last checkpoint"
     else:
         text = f"{type(error).__name__}: {error} (this is a defect of subquad; --debug shows where)"
     return " ".join(text.split())
