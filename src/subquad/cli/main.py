@@ -123,7 +123,7 @@ def _one_line(error: Exception) -> str:
     elif isinstance(error, MemoryError) or NO_MEMORY.search(f"{type(error).__name__}: {error}"):
         text = "out of memory: smaller batches (train.budget, --batch, --tokens) and shorter sequences need less"
     elif isinstance(error, RuntimeError) and LOST_PROCESS.search(str(error)):
-        text = "another process of this torchrun ended, see its message; the same command goes on from the last checkpoint"
+        text = "another process of this torchrun ended (see its message); the same command goes on from a checkpoint"
     else:
         text = f"{type(error).__name__}: {error} (this is a defect of subquad; --debug shows where)"
     return " ".join(text.split())
