@@ -46,9 +46,10 @@ bench-decode: $(INSTALLED)
 bench-tables: $(INSTALLED)
 	$(BIN)/python benchmarks/tables.py $(ONLY) --json docs/efficiency.json --write-docs docs/efficiency.md
 
-# The figures of docs/reliability.md: takes long. One part: make torture ONLY="--only damage"
+# The figures of docs/reliability.md and docs/scale.md: takes long. One part: make torture ONLY="--only damage"
 torture: $(INSTALLED)
-	$(BIN)/python -m torture $(ONLY) --json docs/reliability.json --write-docs docs/reliability.md
+	$(BIN)/python -m torture $(ONLY) --json docs/reliability.json --write-docs docs/reliability.md \
+	  --write-docs docs/scale.md
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

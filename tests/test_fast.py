@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from subquad.decode import fast
-from subquad.decode.fast import FewRowsHead, FewRowsLinear, Int8Head, Int8Linear, prepared
+from subquad.decode.fast import MappedHead, MappedLinear, prepared
 from subquad.kernels import dispatch, linear
-from subquad.kernels.linear import FEW_ROWS, few_rows_linear, int8_linear, largest_input, to_int8
+from subquad.kernels.linear import (
+    FEW_ROWS,
+    few_rows_linear,
+    few_rows_map,
+    int8_linear,
+    int8_map,
+    largest_input,
+    to_int8,
+)
 from subquad.mixers import available, mixer_class
 from subquad.models import Model, build_model
 from subquad.nn.stack import StackState
@@ -88,6 +96,16 @@ def test_other_inputs_take_torchs_product(x: Tensor) -> None:
     assert torch.equal(few_rows_linear(x, weight), F.linear(x, weight))
 
 
+@pytest.mark.parametrize("make", [few_rows_map, int8_map])
+def test_maps_take_parts_of_tensors(make: Any) -> None:
+    whole, weight = drawn(0, 6, 3, 64), drawn(1, 9, 64)
+    for x in (whole[:, -1], whole[::2], whole.transpose(0, 1)):
+        with torch.inference_mode():
+            assert torch.equal(
+                make(weight, None)(x), make(weight, None)(x.clone(memory_format=torch.contiguous_format))
+            )
+
+
 def test_gradients() -> None:
     x, weight = drawn(0, 2, 64).requires_grad_(), drawn(1, 9, 64).requires_grad_()
     few_rows_linear(x, weight).sum().backward()
@@ -152,8 +170,8 @@ def some_tokens(batch: int, time: int) -> Tensor:
 def test_float32_is_the_same_model(mixer: str, batch: int) -> None:
     model, tokens = language_model(mixer), some_tokens(batch, 11)
     ours = prepared(model, "float32")
-    assert any(type(module) is FewRowsLinear for module in ours.modules())
-    assert type(ours.get_submodule("head")) is FewRowsHead
+    assert any(type(module) is MappedLinear for module in ours.modules())
+    assert type(ours.get_submodule("head")) is MappedHead
     assert close(stream(ours, tokens)[0], stream(model, tokens)[0])
     with torch.inference_mode():
         assert close(ours(tokens).logits, model(tokens).logits)
@@ -165,11 +183,11 @@ def test_int8_is_near(mixer: str) -> None:
     model, tokens = language_model(mixer), some_tokens(3, 11)
     ours = prepared(model, "int8")
     with torch.no_grad():
-        for name, module in ours.named_modules():
-            if isinstance(module, Int8Linear | Int8Head):
-                like: Any = model.get_submodule(name)
-                weight = like.table if isinstance(module, Int8Head) else like.weight
-                rounded = module.values * module.scale[:, None]
+        for module in ours.modules():  # their weights are the model's
+            if isinstance(module, MappedLinear | MappedHead):
+                weight = module.table if isinstance(module, MappedHead) else module.weight
+                values, scale = to_int8(weight)
+                rounded = values * scale[:, None]
                 assert ((rounded - weight).abs() <= INT8_ERROR * weight.abs().amax()).all()
                 weight.copy_(rounded)
     exact, near = stream(model, tokens)[0], stream(prepared(model, "int8"), tokens)[0]
@@ -190,7 +208,7 @@ def test_weights_are_shared_and_the_model_is_left_alone() -> None:
 
 def test_small_maps_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "LEAST_WEIGHTS", 1 << 16)
-    assert all(type(module) is not FewRowsLinear for module in prepared(language_model("eva"), "float32").modules())
+    assert all(type(module) is not MappedLinear for module in prepared(language_model("eva"), "float32").modules())
 
 
 @pytest.mark.parametrize("head", [{"tied": True}, {"tied": True, "bias": True}, {"tied": False}])
@@ -199,7 +217,7 @@ def test_heads(head: dict[str, Any]) -> None:
     exact = stream(model, tokens)[0]
     assert close(stream(prepared(model, "float32"), tokens)[0], exact)
     ours = prepared(model, "int8")
-    assert type(ours.get_submodule("head")) is Int8Head
+    assert type(ours.get_submodule("head")) is MappedHead
     assert (stream(ours, tokens)[0] - exact).norm() <= 0.05 * exact.norm()
 
 

@@ -5,7 +5,8 @@
 
 Parts: kills (kill -9 while saving and at random moments), two (of two processes), damage (files that disks changed),
 disks (full, read-only, signals, a second trainer, clocks), long (memory over many updates and lines), cells (a large
-comparison with failures), determinism. The exit code is 1 when anything was lost.
+comparison with failures), determinism, fuzz (the fuzz tests with more examples), scale (processes that share updates,
+files of 10^9 tokens; needs an idle machine). The exit code is 1 when anything was lost.
 """
 
 import os
@@ -16,6 +17,7 @@ import argparse
 import json
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +28,10 @@ from benchmarks.measured import Result
 from benchmarks.page import described, filled, missed
 
 from subquad.environment import environment
-from torture import damage, disks, kills, long_runs
+from torture import damage, disks, fuzz, kills, long_runs, scale
 from torture.cases import SMALL
 
-TITLES = {**kills.TITLES, **damage.TITLES, **disks.TITLES, **long_runs.TITLES}
+TITLES = {**kills.TITLES, **damage.TITLES, **disks.TITLES, **long_runs.TITLES, **fuzz.TITLES, **scale.TITLES}
 COMMAND = "make torture"
 
 
@@ -51,6 +53,8 @@ class Amounts:
     growth: float = 4.0  # MB
     seeds: int = 10
     cells_killed: int = 8
+    fuzz: int = 10  # times the examples of the normal suite
+    far: scale.Amounts = scale.FULL
 
 
 QUICK = Amounts(
@@ -68,6 +72,8 @@ QUICK = Amounts(
     growth=8.0,
     seeds=1,
     cells_killed=1,
+    fuzz=1,
+    far=scale.QUICK,
 )
 Part = Callable[[Path, Amounts, int], Iterator[Result]]
 
@@ -86,6 +92,11 @@ def long(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:  # noqa
     yield from long_runs.decoding_memory(folder, amounts.lines, amounts.growth)
 
 
+def of_scale(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
+    yield from scale.processes(folder, amounts.far)
+    yield from scale.tokens(folder, amounts.far, seed)
+
+
 PARTS: dict[str, Part] = {
     "kills": all_kills,
     "two": of_two,
@@ -94,6 +105,8 @@ PARTS: dict[str, Part] = {
     "long": long,
     "cells": lambda folder, amounts, seed: long_runs.cells(folder, amounts.seeds, amounts.cells_killed, seed),
     "determinism": lambda folder, amounts, _: long_runs.determinism(folder, list(amounts.sets)),
+    "fuzz": lambda folder, amounts, _: fuzz.fuzzing(folder, amounts.fuzz),
+    "scale": of_scale,
 }
 
 
@@ -106,8 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = []
     for name in options.only or PARTS:
         own = []
-        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-            for result in PARTS[name](Path(folder).resolve(), options.amounts, options.seed):
+        with tempfile.TemporaryDirectory(prefix="torture-", ignore_cleanup_errors=True) as folder:
+            for result in tried(name, Path(folder).resolve(), options):
                 own.append(result.as_json())
                 print(f"[{name}] {described(own[-1])}", file=sys.stderr, flush=True)
         facts = {**environment(torch.device("cpu")), "seed": options.seed}
@@ -115,9 +128,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines += own
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=1) + "\n")
-    if options.write_docs is not None:
-        options.write_docs.write_text(filled(options.write_docs.read_text(), report, TITLES, COMMAND))
+    for page in options.write_docs:
+        page.write_text(filled(page.read_text(), report, TITLES, COMMAND))
     return int(bool(missed(lines)))
+
+
+def tried(name: str, folder: Path, options: argparse.Namespace) -> Iterator[Result]:
+    """A part's results; where it cannot go on, that is one, and the other parts are tried all the same."""
+    try:
+        yield from PARTS[name](folder, options.amounts, options.seed)
+    except Exception as error:
+        traceback.print_exc()
+        yield Result(name, {"part": name}, reason=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -130,7 +152,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="of what is killed and damaged where (default 1)")
     add("--kills", type=int, help="kills at random moments (default 200)")
     add("--json", type=Path, metavar="FILE", help="write all results; other parts in FILE are kept")
-    add("--write-docs", type=Path, metavar="FILE", help="fill the generated parts of a page")
+    add("--write-docs", type=Path, metavar="FILE", action="append", default=[], help="fill a page; may be repeated")
     options = parser.parse_args(arguments)
     if options.kills is not None:
         options.amounts = Amounts(**{**vars(options.amounts), "kills": options.kills})

@@ -1,34 +1,56 @@
-"""The fuzz tests with many more examples, other ones at every call.
+"""The fuzz tests with many more examples, other ones at every call, within limits of memory and time."""
 
-    python -m torture.fuzz                    100 times the examples of the normal suite
-    python -m torture.fuzz --factor 5         five times
-
-pytest shows what failed, with the example that Hypothesis found; the exit code is pytest's.
-"""
-
-import argparse
 import os
+import resource
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.measured import Result
+
+from torture.kills import outcome
+
 ROOT = Path(__file__).parent.parent
-FACTOR = 100
+TITLES = {"fuzz": "tests that failed, hung, or needed more memory than they may"}
+MEMORY = 6 << 30
+"""Bytes that a file of tests may hold, of which torch and its libraries have one or two."""
+HOURS = 2
+BAD = ("failure", "error")
+"""What pytest's report calls a test that did not pass."""
 
 
-def main() -> int:
-    text, _, details = (__doc__ or "").partition("\n\n")
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m torture.fuzz", description=text, epilog=details, formatter_class=form)
-    parser.add_argument("--factor", type=int, default=FACTOR, help=f"how many times the examples (default {FACTOR})")
-    parser.add_argument("tests", nargs="*", type=Path, help="files of fuzz tests (default: all)")
-    options = parser.parse_args()
-    tests = options.tests or sorted((ROOT / "tests").glob("test_fuzz_*.py"))
-    environment = os.environ | {"SUBQUAD_FUZZ": str(options.factor), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *map(str, tests)], env=environment, cwd=ROOT, check=False
-    ).returncode
+def fuzzing(folder: Path, factor: int) -> Iterator[Result]:
+    """factor: how many times the examples of the normal suite."""
+    environment = os.environ | {"SUBQUAD_FUZZ": str(factor), "OMP_NUM_THREADS": "1"}
+    for tests in sorted((ROOT / "tests").glob("test_fuzz_*.py")):
+        report = folder / f"{tests.stem}.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), f"--junitxml={report}"]
+        labels: dict[str, object] = {"tests": tests.stem, "times the examples": factor}
+        try:
+            done = subprocess.run(
+                command,
+                env=environment,
+                cwd=ROOT,
+                preexec_fn=_limited,
+                timeout=3600 * HOURS,
+                capture_output=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            yield outcome("fuzz", labels, {}, [f"not over after {HOURS} hours"])
+            continue
+        if not report.exists():
+            yield outcome("fuzz", labels, {}, [done.stdout.decode(errors="replace")])
+            continue
+        cases = list(ElementTree.parse(report).iter("testcase"))
+        wrong = [f"{case.get('name')}: {part.get('message')}" for case in cases for part in case if part.tag in BAD]
+        yield outcome("fuzz", labels, {"tests": len(cases)}, wrong)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+BAD = ("failure", "error")
+
+
+def _limited() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.measured import Result
 
 from subquad.train.checkpoint import checkpoints
 from torture.cases import PARTS, Case, difference
-from torture.processes import Failpoint
+from torture.processes import Failpoint, descendants
 
 KILLS_PER_RUN = 4
 ROOT = Path(__file__).parent.parent
@@ -27,7 +28,7 @@ TITLES = {
 
 def outcome(table: str, labels: dict[str, object], numbers: Mapping[str, float], wrong: list[str]) -> Result:
     """A line of a table: nothing may be wrong. The first that is, is shown."""
-    shown = {**labels, "what went wrong": wrong[0]} if wrong else labels
+    shown = {**labels, "what went wrong": " ".join(wrong[0].split())[-300:]} if wrong else labels
     return Result(table, shown, dict(numbers), float(len(wrong)), ("at most", 0.0))
 
 
@@ -60,24 +61,30 @@ def random_moments(folder: Path, names: list[str], kills: int, seed: int) -> Ite
     """Runs that are killed several times, anywhere between their start and their end."""
     draw = random.Random(seed)
     for place, name in enumerate(names):
-        case = Case(folder / "random", name)
+        case = Case(folder / "random", name, updates=60, validate_every=15)
         begun = time.monotonic()
         case.train_reference()
         duration = time.monotonic() - begun
-        left, wrong, done, early = (kills + len(names) - 1 - place) // len(names), list[str](), 0, 0
+        own = (kills + len(names) - 1 - place) // len(names)
+        left, wrong, done, early = own, list[str](), 0, 0
         while left > 0:
             run = case.folder / f"{name}-{done}"
             for _ in range(min(left, KILLS_PER_RUN)):
                 child = case.start(run)
                 time.sleep(draw.uniform(0, duration))
                 child.kill()
-                early += child.wait().code == 0  # it had ended before the kill: nothing was tried
+                code = child.wait().code
+                if code == 0:  # over before the kill: there is nothing left to kill in this run
+                    early += 1
+                    break
+                if code != -signal.SIGKILL:
+                    wrong.append(f"ended by itself with code {code}")
                 left -= 1
             if (problem := case.finish(run)) is not None:
                 wrong.append(problem)
             done += 1
             shutil.rmtree(run)
-        numbers = {"kills": (kills + len(names) - 1 - place) // len(names), "of them too late": early, "runs": done}
+        numbers = {"kills": own, "too late, not counted": early, "runs": done}
         yield outcome("kill-random", {"set": name}, numbers, wrong)
 
 
@@ -126,15 +133,16 @@ def _all_killed(case: Case, kills: int, draw: random.Random) -> Result:
     while left > 0:
         run = case.folder / f"all-{done}"
         for _ in range(min(left, KILLS_PER_RUN)):
-            before = len(checkpoints(run / "checkpoints"))
+            before = checkpoints(run / "checkpoints")[:1]
             process = torchrun(["-m", "subquad.cli.main", *case.words(run)])
             waits = draw.random() < 0.5  # starting takes longer than training: half of the kills wait for a checkpoint
-            while waits and process.poll() is None and len(checkpoints(run / "checkpoints")) == before:
+            while waits and process.poll() is None and checkpoints(run / "checkpoints")[:1] == before:
                 time.sleep(0.05)
-            time.sleep(draw.uniform(0, 1))
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            time.sleep(draw.uniform(0, 0.5 if waits else 12))
+            if process.poll() is not None:
+                process.communicate()
+                break
+            _kill_all(process)
             left -= 1
         _said(torchrun(["-m", "subquad.cli.main", *case.words(run)]))
         if (problem := difference(run, case.reference)) is not None:
@@ -143,9 +151,21 @@ def _all_killed(case: Case, kills: int, draw: random.Random) -> Result:
     return outcome("kill-two", {"killed": "both at once"}, {"kills": kills, "runs": done}, wrong)
 
 
+def _kill_all(process: "subprocess.Popen[str]") -> None:
+    """torchrun gives each worker a session of its own: a kill of its group would leave them training."""
+    for pid in (*descendants(process.pid), process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.communicate()
+
+
 def _said(process: "subprocess.Popen[str]") -> str:
     """What it said; a RuntimeError unless it ended well."""
-    said, _ = process.communicate(timeout=600)
+    try:
+        said, _ = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        _kill_all(process)
+        raise RuntimeError("torchrun did not end within 600 seconds") from None
     if process.returncode:
         raise RuntimeError(f"torchrun ended with code {process.returncode}: {said}")
     return said

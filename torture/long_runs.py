@@ -102,7 +102,9 @@ def cells(folder: Path, seeds: int, kills: int, seed: int) -> Iterator[Result]:
     first = read_result(out / "result.json").cells
     failed = [cell for cell in first if cell.status == "failed" and cell.mechanism != "linformer"]
     wrong = [str(cell.reason) for cell in failed if "SIGKILL" not in str(cell.reason)]
-    done([*words, "--retry"])
+    if killed < kills:
+        wrong.append(f"only {killed} trainings could be killed")
+    Child([*words, "--retry"]).wait(3600)
     second = read_result(out / "result.json").cells
     wrong += [str(c.reason) for c in second if (c.status == "done") == (c.mechanism == "linformer")]
     numbers = {"cells": len(first), "killed": killed, "failed by a kill": len(failed)}

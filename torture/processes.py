@@ -76,12 +76,12 @@ class Child:
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
-    def wait(self) -> Ended:
-        end = time.monotonic() + PATIENCE
+    def wait(self, patience: float = PATIENCE) -> Ended:
+        end = time.monotonic() + patience
         while not self.is_over():
             if time.monotonic() > end:
                 self.kill()
-                raise TimeoutError(f"a child did not end within {PATIENCE:g} seconds")
+                raise TimeoutError(f"a child did not end within {patience:g} seconds")
             time.sleep(0.005)
         _, status = os.waitpid(self.pid, 0)
         self.log.seek(0)
@@ -149,7 +149,7 @@ class Failpoint:
         sys.addaudithook(self._seen)
 
     def _seen(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in CHANGES or not _is_of_checkpoints(arguments):
+        if event not in CHANGES or not _is_of_checkpoints(event, arguments):
             return
         self.count += 1
         if self.act == "count":
@@ -164,9 +164,9 @@ class Failpoint:
             os.kill(os.getpid(), getattr(signal, self.act if self.act.startswith("SIG") else f"SIG{self.act.upper()}"))
 
 
-def _is_of_checkpoints(arguments: tuple[Any, ...]) -> bool:
+def _is_of_checkpoints(event: str, arguments: tuple[Any, ...]) -> bool:
     """Removing a folder names what is in it without its path, but with a handle of the folder."""
-    within = len(arguments) > 1 and isinstance(arguments[1], int) and arguments[1] >= 0
+    within = event in ("os.remove", "os.rmdir") and len(arguments) > 1 and arguments[1] >= 0
     return within or f"/{CHECKPOINTS}" in str(arguments[0])
 
 
@@ -203,5 +203,8 @@ def memory_of(child: Child, seconds: float, began: Callable[[], bool]) -> Iterat
 def descendants(pid: int) -> list[int]:
     """Processes that a process started, and those that they started; of one that is gone, none."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
-    children = [int(word) for word in path.read_text().split()] if path.exists() else []
+    try:
+        children = [int(word) for word in path.read_text().split()]
+    except OSError:
+        children = []
     return [one for child in children for one in (child, *descendants(child))]

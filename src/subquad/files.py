@@ -18,15 +18,18 @@ MOST_VALUES, MOST_WITHIN = 100_000, 100
 """More than any recipe has: values in all, and values within one another."""
 
 
-def read_description(path: Path, format: object, what: str) -> dict[str, Any]:
-    """The JSON file beside `what` it describes; missing, damaged or of another format, it is a ValueError."""
+def read_description(path: Path, format: object, what: str, entries: Iterable[str] = ()) -> dict[str, Any]:
+    """The JSON file beside `what` it describes; missing, damaged or of another format, it is a ValueError.
+
+    entries: what it must have; without them it describes something else.
+    """
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"{path.parent} holds no {what}: there is no {path.name} in it") from None
     except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of thousands of digits, ...
         raise ValueError(f"{path} is damaged: {error}") from None
-    if not isinstance(content, dict) or content.get("format") != format:
+    if not isinstance(content, dict) or content.get("format") != format or not set(entries) <= content.keys():
         raise ValueError(f"{path} does not describe a {what} of format {format}")
     if CHECKSUM in content and content.pop(CHECKSUM) != digest(content):
         raise ValueError(f"{path} is damaged: its content and its checksum differ")

@@ -70,7 +70,10 @@ def run_cell(out: Path, plan: Plan, name: CellName, say: Say) -> Cell:
         ended = run_module(COMMANDS, words, folder / LOG, lambda line: say(line) if line.startswith("[") else None)
         failure = f"evaluation: {ended.reason}" if ended.code else None
     cell = Cell(mechanism=name.label, seed=name.seed, run=os.path.relpath(run, out))
-    describe_run(cell, run)
+    try:
+        describe_run(cell, run)
+    except ValueError as error:  # none of its checkpoints can be read, for one
+        failure = failure or str(error)
     if peak := _stored_peak(folder):
         cell.peak_bytes = peak
         cell.setting |= {"memory": "resident peak of the training process"}

@@ -47,7 +47,7 @@ def describe_run(found: Cell, run: Path) -> None:
     if not (run / RECIPE).exists() or not (run / INPUTS).exists():
         return
     recipe = read_recipe(run / RECIPE)
-    decided = read_description(run / INPUTS, INPUTS_FORMAT, "inputs of a model")["model"]
+    decided = read_description(run / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model"])["model"]
     with torch.device("meta"):
         model = model_from(recipe.model_data(decided))
     found.parameters, found.config = model.parameter_count(), mixing_of(model)

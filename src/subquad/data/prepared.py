@@ -12,6 +12,7 @@ from subquad.mixers.config import nearest
 
 FORMAT = 1
 DESCRIPTION = "data.json"
+ENTRIES = ("task", "sides", "splits", "tokenizers")
 SIDES: dict[str, tuple[str, ...]] = {
     "translation": ("source", "target"),
     "language-model": ("text",),
@@ -76,5 +77,5 @@ class Prepared:
 def open_prepared(folder: str | Path) -> Prepared:
     """The data that `prepare_text` wrote."""
     folder = Path(folder)
-    description = read_description(folder / DESCRIPTION, FORMAT, "prepared data")
+    description = read_description(folder / DESCRIPTION, FORMAT, "prepared data", ENTRIES)
     return Prepared(folder, description)

@@ -10,13 +10,14 @@ Sentences are stored without special symbols.
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from subquad.files import checksum, read_description, replace_synced, write_description
+from subquad.files import checksum, foreign, read_description, replace_synced, write_description
 
 FORMAT = "subquad tokens 1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -81,14 +82,17 @@ class TokenWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._flush()
-        finally:
-            for file in self._files.values():
-                file.close()
-        if kind is not None:
-            for name in self._names.values():
+                self._publish()
+        finally:  # what a full disk could not take must not stay on it
+            for name, file in zip(self._names.values(), self._files.values(), strict=True):
                 name.unlink(missing_ok=True)
-            return
+                with suppress(OSError):  # what is left to write is not wanted any more
+                    file.close()
+
+    def _publish(self) -> None:
+        self._flush()
+        for file in self._files.values():
+            file.close()
         description = {
             **self.meta,
             "format": FORMAT,
@@ -130,8 +134,9 @@ class TokenStore:
         path = Path(path)
         name = _named(path, "json")
         meta = read_description(name, FORMAT, "token store")
-        tokens = _map(_named(path, "tokens"), DTYPES[meta["dtype"]], meta["tokens"])
-        index = _map(_named(path, "index"), OFFSET, meta["sentences"] + 1)
+        with foreign(str(name)):
+            tokens = _map(_named(path, "tokens"), DTYPES[meta["dtype"]], meta["tokens"])
+            index = _map(_named(path, "index"), OFFSET, meta["sentences"] + 1)
         if index[0] != 0 or index[-1] != len(tokens):
             raise ValueError(f"{_named(path, 'index')} is damaged: it does not end where the tokens end")
         return cls(path, meta, tokens, index)

@@ -96,6 +96,8 @@ def load_saved(folder: Path, kinds: Mapping[str, type[Tokenizer]]) -> Tokenizer:
     with foreign(f"the tokenizer in {folder}"):
         if description["kind"] not in kinds:
             raise ValueError(f"{path}: unknown kind of tokenizer {description['kind']!r}; a newer subquad may know it")
+        if any(Path(name).name != name for name in description["files"]):
+            raise ValueError(f"{path} names files outside of its folder")
         try:
             files = {name: (folder / name).read_bytes() for name in description["files"]}
         except FileNotFoundError as error:

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
-from subquad.kernels.linear import few_rows_map, int8_linear, to_int8
+from subquad.kernels.linear import few_rows_map, int8_map
 from subquad.models import Model
 from subquad.nn.heads import WordHead
 
@@ -31,13 +31,9 @@ def prepared(model: ModelType, weights: Literal["float32", "int8"]) -> ModelType
     for module in list(fast.modules()):
         weight = _weight(module)
         if weight is not None and weight.numel() >= LEAST_WEIGHTS:
-            module.__class__ = MAPS[weights][type(module)]  # the same object, wherever it is referred to
-            if weights == "int8":
-                values, scale = to_int8(weight)
-                module.register_buffer("values", values, persistent=False)
-                module.register_buffer("scale", scale, persistent=False)
-            else:
-                module.map = few_rows_map(weight, cast(Tensor | None, module.bias))  # type: ignore[assignment]
+            module.__class__ = MAPS[type(module)]  # the same object, wherever it is referred to
+            make = int8_map if weights == "int8" else few_rows_map
+            module.map = make(weight, cast(Tensor | None, module.bias))  # type: ignore[assignment]
     return fast
 
 
@@ -48,39 +44,20 @@ def _weight(module: nn.Module) -> Tensor | None:
     return module.table if type(module) is WordHead else None
 
 
-class FewRowsLinear(nn.Linear):
+class MappedLinear(nn.Linear):
+    """`weight` stays there, for mixers that read parts of it."""
+
     map: Callable[[Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.map(x)
 
 
-class FewRowsHead(WordHead):
+class MappedHead(WordHead):
     map: Callable[[Tensor], Tensor]
 
     def forward(self, features: Tensor) -> Tensor:
         return self.map(features)
 
 
-class Int8Linear(nn.Linear):
-    """`weight` stays there, for mixers that read parts of it."""
-
-    values: Tensor
-    scale: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return int8_linear(x, self.values, self.scale, self.bias)
-
-
-class Int8Head(WordHead):
-    values: Tensor
-    scale: Tensor
-
-    def forward(self, features: Tensor) -> Tensor:
-        return int8_linear(features, self.values, self.scale, self.bias)
-
-
-MAPS: dict[str, dict[type[nn.Module], type[nn.Module]]] = {
-    "float32": {nn.Linear: FewRowsLinear, WordHead: FewRowsHead},
-    "int8": {nn.Linear: Int8Linear, WordHead: Int8Head},
-}
+MAPS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: MappedLinear, WordHead: MappedHead}

@@ -12,6 +12,7 @@ Both are for inference. numba runs them on the CPU (linear_cpu), torch elsewhere
 """
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -43,13 +44,30 @@ def few_rows_map(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tens
     whole = partial(few_rows_linear, weight=weight, bias=bias)
     if not _plain(weight, weight) or dispatch.chosen(weight) != "cpu":
         return whole
-    kernel, width, outputs = _numba().linear_by(weight, bias), weight.shape[1], weight.shape[0]
+    return _called_directly(_numba().linear_by(weight, bias), whole, weight, FEW_ROWS)
+
+
+def int8_map(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """x -> int8_linear(x, *to_int8(weight), bias); what the kernel needs of the weights is made once."""
+    values, scale = to_int8(weight)
+    whole = partial(int8_linear, values=values, scale=scale, bias=bias)
+    if weight.device.type != "cpu" or dispatch.chosen(weight) != "cpu":
+        return whole
+    kernel = _numba().int8_linear_by(values, scale, bias, largest_input(weight.shape[1]))
+    return _called_directly(kernel, whole, weight, sys.maxsize)
+
+
+def _called_directly(
+    kernel: Callable[[Tensor], Tensor], whole: Callable[[Tensor], Tensor], weight: Tensor, most_rows: int
+) -> Callable[[Tensor], Tensor]:
+    """x -> whole(x), by kernel(x) where x has no more than `most_rows` rows of float32 and nobody differentiates."""
+    outputs, width = weight.shape
 
     def apply(x: Tensor) -> Tensor:
         rows = x.numel() // width
-        if rows > FEW_ROWS or x.dtype != torch.float32 or torch.compiler.is_compiling() or _differentiates(x, weight):
+        if rows > most_rows or x.dtype != torch.float32 or torch.compiler.is_compiling() or _differentiates(x, weight):
             return whole(x)
-        return kernel(x.reshape(rows, width)).view(*x.shape[:-1], outputs)
+        return kernel(x.reshape(rows, width).contiguous()).view(*x.shape[:-1], outputs)
 
     return apply
 
@@ -102,7 +120,7 @@ def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _int8(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     if dispatch.chosen(x) != "cpu":
         return _int8_reference(x, values, scale, bias)
-    return _numba().int8_linear(x.contiguous(), values, scale, bias, largest_input(x.shape[1]))
+    return _numba().int8_linear_by(values, scale, bias, largest_input(x.shape[1]))(x.contiguous())
 
 
 def _int8_reference(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

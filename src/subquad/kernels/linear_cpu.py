@@ -147,7 +147,7 @@ def _multiply_rounded(y, x, weight, w_scale, bias, largest, task_outputs):  # ty
     """`_multiply` of rows rounded to integers, of which the largest in magnitude is `largest`."""
     rows, width = x.shape
     rounded, x_scale = np.empty((rows, width), np.int16), np.empty(rows, np.float32)
-    for r in prange(rows):
+    for r in range(rows):  # too little work to share: the threads would meet once more for it
         top = np.float32(0.0)
         for k in range(width):
             top = max(top, abs(x[r, k]))
@@ -175,15 +175,20 @@ def linear_by(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]
     return linear
 
 
-def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, largest: int) -> Tensor:
-    """x (rows, in) float32, weight (out, in) int8, scale and bias (out,) float32 -> (rows, out).
+def int8_linear_by(weight: Tensor, scale: Tensor, bias: Tensor | None, largest: int) -> Callable[[Tensor], Tensor]:
+    """x (rows, in) float32 -> (rows, out), of weight (out, in) int8, scale and bias (out,) float32.
 
     Rows of x are rounded to integers of magnitude `largest` at most.
     """
-    y = torch.empty(x.shape[0], weight.shape[0])
-    task = _task_outputs(weight)
-    run(_multiply_rounded, view(y), view(x), view(weight), view(scale), _view_or_none(bias), largest, task)
-    return y
+    outputs, task = weight.shape[0], _task_outputs(weight)
+    weights, scales, biases = view(weight), view(scale), _view_or_none(bias)
+
+    def linear(x: Tensor) -> Tensor:
+        y = torch.empty(x.shape[0], outputs)
+        run(_multiply_rounded, view(y), view(x), weights, scales, biases, largest, task)
+        return y
+
+    return linear
 
 
 def _view_or_none(bias: Tensor | None) -> np.ndarray:

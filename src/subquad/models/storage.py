@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from subquad.files import checksum, read_description, replace_synced, write_json
+from subquad.files import checksum, foreign, read_description, replace_synced, write_json
 from subquad.models.base import Model, model_from
 
 FORMAT = 1
@@ -39,10 +39,11 @@ def load_model(folder: str | Path) -> Model:
     """The model of a folder, in eval mode."""
     folder = Path(folder)
     description = read_description(folder / CONFIG, FORMAT, "model")
-    path = folder / description["weights"]["file"]
-    if checksum(path) != description["weights"]["sha256"]:
-        raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
-    model = model_from(description["model"])
+    path = folder / WEIGHTS
+    with foreign(f"the model in {folder}"):
+        if checksum(path) != description["weights"]["sha256"]:
+            raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
+        model = model_from(description["model"])
     try:
         weights = load_file(path)
     except SafetensorError as error:

@@ -207,7 +207,7 @@ def _json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"checkpoint {path.parent} is damaged: {path.name} is missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         raise ValueError(f"checkpoint {path.parent} is damaged: {path.name} cannot be read") from None
     if not isinstance(content, dict):
         raise ValueError(f"checkpoint {path.parent} is damaged: {path.name} holds no table")

@@ -65,7 +65,7 @@ def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str
         raise ValueError(
             f"{folder} holds no {INPUTS}; `subquad train RECIPE --out {folder}` writes it without training"
         )
-    inputs = read_description(folder / INPUTS, INPUTS_FORMAT, "inputs of a model")
+    inputs = read_description(folder / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model"])
     with foreign(f"the run {folder}"):
         path = find_checkpoint(folder, recipe, checkpoint)
         weights, state = load_weights_of(path), read_state(path)

@@ -45,6 +45,7 @@ class MetricsLog:
             end -= 1
         if end < size:
             os.ftruncate(self.file, end)
+        self.is_new = end == 0
 
     def write(self, event: str, update: int, values: Mapping[str, Any] | None = None) -> None:
         """event: "train", "valid", ...; numbers that are not finite become strings, for JSON has none."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, BatchPlan, Budget, Cursor
 from subquad.data.prefetch import batch_seed, prefetched
+from subquad.files import foreign
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
 from subquad.nn.block import Block
@@ -106,7 +107,10 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Trains to the end of the recipe; returns the last validation's metrics."""
         if (path := latest(self.run / "checkpoints")) is not None:
-            self._resume(path)
+            with foreign(f"the checkpoint {path}"):
+                self._resume(path)
+        elif self.log is not None and not self.log.is_new:  # a run that ended before its first checkpoint
+            self.log.resumed(0)
         validated, every = self.update, self.recipe.train.validate_every
         with closing(self.updates()) as updates:
             while not self._over():

@@ -67,7 +67,7 @@ def locked(run: Path) -> Iterator[None]:
     """Keeps other trainers out of a run directory; the system opens the lock when this process ends, or dies."""
     run.mkdir(parents=True, exist_ok=True)
     path = run / LOCK
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
