@@ -33,6 +33,7 @@ from subquad.decode.fast import prepared
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import Scorer, Scores, TargetScorer
 from subquad.decode.translate import Translator
+from subquad.kernels.vocabulary import largest
 from subquad.mixers import available, mixer_class
 from subquad.models import LanguageModel, Seq2Seq, build_model
 from subquad.nn.stack import StackState
@@ -123,7 +124,7 @@ def greedy(model: LanguageModel, count: int, state: StackState | None = None) ->
     for _ in range(count):
         found = model(token, state=state)
         assert found.state is not None
-        state, token = found.state, found.logits.argmax(-1)
+        state, token = found.state, largest(found.logits[0], 1)[1]
         said.append(int(token))
     return said, state
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.mixers import Mixer, available, build, mixer_class
+from subquad.mixers.attention import AttentionMixer
 from tests.mixer_cases import DIM, HEADS, Case, close, enlarge, tokens
 
 
@@ -35,7 +36,14 @@ def test_local_with_one_window_is_softmax(causal: bool, overlap: bool) -> None:
 
 def test_local_with_one_window_on_a_grid_is_softmax() -> None:
     full, x = softmax(), tokens(2, 12, 0)
-    assert close(twin(full, "local", window=5)(x, grid=(3, 4)).y, full(x).y)
+    for window, overlap in ((5, False), (64, False), (64, True)):
+        assert close(twin(full, "local", window=window, overlap=overlap)(x, grid=(3, 4)).y, full(x).y)
+
+
+@pytest.mark.parametrize("name", ["eva", "scatterbrain"])
+def test_a_window_for_texts_is_refused_on_a_small_grid(name: str) -> None:
+    with pytest.raises(ValueError, match=r"windows of 64 x 64 .* 3 x 4 .* window=4 or less"):
+        build(name, dim=DIM, heads=HEADS)(tokens(2, 12, 0), grid=(3, 4))
 
 
 def test_causal_local_is_causal_softmax_inside_the_first_window() -> None:
@@ -93,7 +101,7 @@ def test_lara_with_equal_queries_and_keys_is_a_mean() -> None:
     assert close(lara(x).y, lara.out(value))
 
 
-AVERAGING = [name for name in available() if name not in ("lightconv", "dynamicconv", "primal")]
+AVERAGING = [name for name in available() if issubclass(mixer_class(name), AttentionMixer)]
 
 
 @pytest.mark.parametrize("name", AVERAGING)

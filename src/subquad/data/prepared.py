@@ -7,12 +7,12 @@ from typing import Any
 
 from subquad.data.store import TokenStore
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
-from subquad.files import read_description
+from subquad.files import CHECKSUM, read_description
 from subquad.mixers.config import nearest
 
 FORMAT = 1
 DESCRIPTION = "data.json"
-ENTRIES = ("task", "sides", "splits", "tokenizers")
+ENTRIES = ("task", "sides", "splits", "tokenizers", CHECKSUM)
 SIDES: dict[str, tuple[str, ...]] = {
     "translation": ("source", "target"),
     "language-model": ("text",),

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from subquad.files import checksum, foreign, read_description, replace_synced, write_description
+from subquad.files import CHECKSUM, checksum, foreign, read_description, replace_synced, write_description
 
 FORMAT = "subquad tokens 1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -133,7 +133,7 @@ class TokenStore:
         """Checks the description and the sizes of the files, and reads nothing else."""
         path = Path(path)
         name = _named(path, "json")
-        meta = read_description(name, FORMAT, "token store")
+        meta = read_description(name, FORMAT, "token store", [CHECKSUM])
         with foreign(str(name)):
             tokens = _map(_named(path, "tokens"), DTYPES[meta["dtype"]], meta["tokens"])
             index = _map(_named(path, "index"), OFFSET, meta["sentences"] + 1)

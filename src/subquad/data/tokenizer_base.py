@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from subquad.files import described, foreign, read_description, replace_synced
+from subquad.files import CHECKSUM, described, foreign, read_description, replace_synced
 
 FORMAT = 1
 DESCRIPTION = "kind.json"
@@ -92,7 +92,7 @@ class Tokenizer(ABC):
 def load_saved(folder: Path, kinds: Mapping[str, type[Tokenizer]]) -> Tokenizer:
     """The tokenizer of a folder; a damaged one is a ValueError."""
     path = folder / DESCRIPTION
-    description = read_description(path, FORMAT, "tokenizer")
+    description = read_description(path, FORMAT, "tokenizer", [CHECKSUM])
     with foreign(f"the tokenizer in {folder}"):
         if description["kind"] not in kinds:
             raise ValueError(f"{path}: unknown kind of tokenizer {description['kind']!r}; a newer subquad may know it")

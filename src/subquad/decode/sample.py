@@ -31,11 +31,11 @@ def sample(
         values[:, symbols.pad] = NEVER
         _penalise(values, [texts[row] for row in rows], options.repetition_penalty)
         tokens = _draw(values, options, [generators[row] for row in rows]).tolist()
-        logs = scores.log_probabilities()
-        for place, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+        logs = scores.values[range(len(rows)), tokens] - scores.normaliser
+        for row, token, log in zip(rows, tokens, logs.tolist(), strict=True):
             texts[row].append(token)
             found[row][0].append(token)
-            found[row][1].append(float(logs[place, token]))
+            found[row][1].append(log)
         stay = [place for place, token in enumerate(tokens) if token != symbols.eos]
         if len(stay) < len(rows):
             rows = [rows[place] for place in stay]
@@ -57,7 +57,7 @@ def _penalise(values: Tensor, texts: Sequence[Sequence[int]], penalty: float) ->
 def _draw(values: Tensor, options: SampleOptions, generators: Sequence[torch.Generator]) -> Tensor:
     """One token of each row of logits (rows, V): (rows,)."""
     if options.temperature == 0:
-        return values.argmax(-1)
+        return largest(values, 1)[1].squeeze(1)
     size = min(options.top_k, values.shape[1]) if options.top_k else values.shape[1]
     kept, tokens = largest(values / options.temperature, size)
     sums = kept.softmax(-1).cumsum(-1)

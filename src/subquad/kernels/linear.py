@@ -61,13 +61,13 @@ def _called_directly(
     kernel: Callable[[Tensor], Tensor], whole: Callable[[Tensor], Tensor], weight: Tensor, most_rows: int
 ) -> Callable[[Tensor], Tensor]:
     """x -> whole(x), by kernel(x) where x has no more than `most_rows` rows of float32 and nobody differentiates."""
-    outputs, width = weight.shape
+    width = weight.shape[1]
 
     def apply(x: Tensor) -> Tensor:
         rows = x.numel() // width
         if rows > most_rows or x.dtype != torch.float32 or torch.compiler.is_compiling() or _differentiates(x, weight):
             return whole(x)
-        return kernel(x.reshape(rows, width).contiguous()).view(*x.shape[:-1], outputs)
+        return kernel(x)
 
     return apply
 
@@ -114,13 +114,13 @@ def _differentiates(*tensors: Tensor) -> bool:
 def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if dispatch.chosen(x) != "cpu":
         return F.linear(x, weight, bias)
-    return _numba().linear_by(weight, bias)(x.contiguous())
+    return _numba().linear_by(weight, bias)(x)
 
 
 def _int8(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     if dispatch.chosen(x) != "cpu":
         return _int8_reference(x, values, scale, bias)
-    return _numba().int8_linear_by(values, scale, bias, largest_input(x.shape[1]))(x.contiguous())
+    return _numba().int8_linear_by(values, scale, bias, largest_input(x.shape[1]))(x)
 
 
 def _int8_reference(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

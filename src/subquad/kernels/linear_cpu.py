@@ -158,34 +158,42 @@ def _multiply_rounded(y, x, weight, w_scale, bias, largest, task_outputs):  # ty
     _multiply(y, rounded, weight, x_scale, w_scale, bias, INTEGER_LANES, task_outputs)
 
 
-# ---------------------------------------------------------------------- on tensors; all of them contiguous
+# ---------------------------------------------------------------------- on tensors; weights are contiguous
 
 _NONE = np.empty(0, np.float32)
 
 
 def linear_by(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """x (rows, in) -> (rows, out), of weight (out, in), bias (out,), all in float32. Views of them are made once."""
-    outputs, weights, biases, task = weight.shape[0], view(weight), _view_or_none(bias), _task_outputs(weight)
+    """x (..., in) -> (..., out), of weight (out, in), bias (out,), all in float32. Views of them are made once."""
+    weights, biases, task = view(weight), _view_or_none(bias), _task_outputs(weight)
 
-    def linear(x: Tensor) -> Tensor:
-        y = torch.empty(x.shape[0], outputs)
-        run(_multiply, view(y), view(x), weights, _NONE, _NONE, biases, FLOAT_LANES, task)
-        return y
+    def multiply(y: np.ndarray, x: np.ndarray) -> None:
+        run(_multiply, y, x, weights, _NONE, _NONE, biases, FLOAT_LANES, task)
 
-    return linear
+    return _of_rows(multiply, weight)
 
 
 def int8_linear_by(weight: Tensor, scale: Tensor, bias: Tensor | None, largest: int) -> Callable[[Tensor], Tensor]:
-    """x (rows, in) float32 -> (rows, out), of weight (out, in) int8, scale and bias (out,) float32.
+    """x (..., in) float32 -> (..., out), of weight (out, in) int8, scale and bias (out,) float32.
 
     Rows of x are rounded to integers of magnitude `largest` at most.
     """
-    outputs, task = weight.shape[0], _task_outputs(weight)
-    weights, scales, biases = view(weight), view(scale), _view_or_none(bias)
+    weights, scales, biases, task = view(weight), view(scale), _view_or_none(bias), _task_outputs(weight)
+
+    def multiply(y: np.ndarray, x: np.ndarray) -> None:
+        run(_multiply_rounded, y, x, weights, scales, biases, largest, task)
+
+    return _of_rows(multiply, weight)
+
+
+def _of_rows(multiply: Callable[[np.ndarray, np.ndarray], None], weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """x (..., in) -> (..., out) by multiply(y, x) of contiguous rows. Arrays are reshaped: tensors take much longer."""
+    outputs, width = weight.shape
 
     def linear(x: Tensor) -> Tensor:
-        y = torch.empty(x.shape[0], outputs)
-        run(_multiply_rounded, view(y), view(x), weights, scales, biases, largest, task)
+        y = torch.empty(*x.shape[:-1], outputs)
+        rows = np.ascontiguousarray(view(x).reshape(-1, width))
+        multiply(view(y).reshape(-1, outputs), rows)
         return y
 
     return linear

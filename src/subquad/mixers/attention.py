@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels.dropout import dropout
 from subquad.mixers.base import Mixer
 from subquad.mixers.config import MixerConfig
 
@@ -49,7 +50,6 @@ class AttentionMixer(Mixer):
         self.inner = config.heads * config.head_width
         self.qkv = nn.Linear(config.dim, 3 * self.inner, bias=config.qkv_bias)
         self.out = self.output_map()
-        self.drop = nn.Dropout(config.dropout)
         self.apply(init_small)
 
     def output_map(self) -> nn.Module:
@@ -98,7 +98,8 @@ class AttentionMixer(Mixer):
 
     def finish(self, heads: Tensor) -> Tensor:
         """The same for heads that are side by side already: (batch, time, heads, d) -> (batch, time, C)."""
-        return self.drop(self.out(heads.flatten(2).to(self.qkv.weight.dtype)))
+        y = self.out(heads.flatten(2).to(self.qkv.weight.dtype))
+        return dropout(y, self.config.dropout, self.training)
 
 
 def rotated(x: Tensor, position: Tensor) -> Tensor:

@@ -186,7 +186,9 @@ class Mixer(nn.Module):
         self._check_state(x, state)
         right = RightPadding(padding) if padding is not None else None
         done, outputs = 0, []
-        for part in (right.pack(x) if right else x).split(self.max_step or x.shape[1], dim=1):
+        given = right.pack(x) if right else x
+        short = self.max_step is None or x.shape[1] <= self.max_step  # a single token is, and splitting takes time
+        for part in (given,) if short else given.split(self.max_step, dim=1):
             new = (right.lengths - done).clamp(0, part.shape[1]) if right else None
             y, state = self.step(part, new, state)
             outputs.append(y)

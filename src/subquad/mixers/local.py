@@ -42,6 +42,17 @@ class Local(WindowMixer):
         super().__init__(config, **options)
         self.max_step = self.config.window
 
+    def window_on(self, space: tuple[int, ...]) -> int:
+        """Beyond a grid there is nothing to attend to: a larger window is the grid itself."""
+        if len(space) == 1 or self.bias is not None:
+            return super().window_on(space)
+        return min(self.config.window, max(space))
+
+    def reach_on(self, space: tuple[int, ...]) -> tuple[int, int]:
+        if len(space) == 1 or self.bias is not None:
+            return self.reach
+        return min(self.reach[0], max(space)), min(self.reach[1], max(space))
+
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         space = self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
@@ -50,7 +61,7 @@ class Local(WindowMixer):
             return uncover(self.finish(self.fused(flat, tokens)), covered, space), None
         q, k, v, mask = self.in_windows(*self.split_heads(flat), covered, tokens)
         y = self.window_logits(q, k, mask).softmax(-1).to(v.dtype) @ v
-        return uncover(self.merge(merge_windows(y, self.config.window, covered)), covered, space), None
+        return uncover(self.merge(merge_windows(y, self.window_on(covered), covered)), covered, space), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         return WindowState(*self.new_window(batch, device, dtype))

@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Capabilities, Mixer, at_least_float32, full_precision, register
 from subquad.mixers.config import MixerConfig
@@ -98,7 +99,6 @@ class Primal(Mixer):
         self.lam = nn.Parameter(torch.rand(heads, config.rank))
         self.join = nn.Linear(2 * config.rank, dim // heads)
         self.out = nn.Linear(dim, dim)
-        self.drop = nn.Dropout(config.dropout)
         init_xavier(self.qk)
         for part in self.qk.weight.split(dim):
             nn.init.xavier_uniform_(part, gain=2**-0.5)
@@ -145,7 +145,8 @@ class Primal(Mixer):
     def _merge(self, scores: Scores) -> Tensor:
         """(batch, time, C): scores joined per head, heads side by side, output projection, dropout."""
         both = torch.cat((scores.e.transpose(1, 2), scores.r.transpose(1, 2)), -1)
-        return self.drop(self.out(self.join(both.to(self.join.weight.dtype)).flatten(2)))
+        y = self.out(self.join(both.to(self.join.weight.dtype)).flatten(2))
+        return dropout(y, self.config.dropout, self.training)
 
     def _regulariser(self, scores: Scores, layout: Layout) -> Tensor:
         """J^2 of every sample, (batch,), means running over each row's own tokens."""

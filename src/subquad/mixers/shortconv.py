@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.kernels.conv import tap_conv, tap_conv_extended
+from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Mixer
 from subquad.mixers.config import MixerConfig
@@ -95,7 +96,6 @@ class ShortConvMixer(Mixer):
             init_xavier(self.in_proj)
             init_xavier(self.out_proj)
         self.conv_bias = nn.Parameter(torch.zeros(config.width)) if config.conv_bias else None
-        self.drop = nn.Dropout(config.dropout)
 
     def taps(self, query: Tensor, start: Tensor, end: Tensor) -> Tensor:
         """Taps (heads, K), or (batch, time, heads, K) for the positions of query (batch, time, width).
@@ -151,4 +151,4 @@ class ShortConvMixer(Mixer):
         return F.glu(self.in_proj(x)) if self.config.glu else self.in_proj(x)
 
     def _leave(self, y: Tensor) -> Tensor:
-        return self.drop(y if self.out_proj is None else self.out_proj(y))
+        return dropout(y if self.out_proj is None else self.out_proj(y), self.config.dropout, self.training)

@@ -22,6 +22,8 @@ from subquad.mixers.base import at_least_float32
 from subquad.mixers.layout import Layout
 from subquad.mixers.state import State, fresh_lengths, keep_last
 
+LARGE, WASTE = 16, 4
+"""A window on a grid above both, in cells and in sides of the grid, is a mistake, such as the default for texts."""
 NEVER = torch.finfo(torch.float32).min  # a logit that no softmax gives weight; finite, so that empty rows stay finite
 
 
@@ -229,12 +231,26 @@ class WindowMixer(AttentionMixer):
             raise ValueError(f"{self.name} was built with dims=2: give grid=(H, W)")
         return layout.grid or (x.shape[1],)
 
+    def window_on(self, space: tuple[int, ...]) -> int:
+        """The side of the windows on a space."""
+        window = self.config.window
+        if len(space) == 2 and window > LARGE and window >= WASTE * max(space):
+            raise ValueError(
+                f"{self.name}: windows of {window} x {window} on a grid of {space[0]} x {space[1]} would be nearly "
+                f"empty and cost as much as full ones; give window={max(space)} or less"
+            )
+        return window
+
+    def reach_on(self, space: tuple[int, ...]) -> tuple[int, int]:  # noqa: ARG002
+        """How far keys reach before and after a window on a space."""
+        return self.reach
+
     def cover(self, x: Tensor, layout: Layout, space: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
         """x with zeros at the end, or at the bottom and right, up to whole windows: (batch, cells, channels).
 
         Also the covered space, and which of its cells are tokens: (batch or 1, 1, *space, 1) bool, None when all are.
         """
-        size = self.config.window
+        size = self.window_on(space)
         covered = tuple(((cells + size - 1) // size + is_free(cells)) * size for cells in space)
         # Compiled code always pads and masks: a branch on the length would cost a graph of its own.
         if layout.valid is None and not torch.compiler.is_compiling() and covered == space:
@@ -251,13 +267,13 @@ class WindowMixer(AttentionMixer):
         self, q: Tensor, k: Tensor, v: Tensor, covered: tuple[int, ...], tokens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v (batch, heads, N, d) and the token mask, by window: queries without reach, the others with it."""
-        size = self.config.window
+        size, reach = self.window_on(covered), self.reach_on(covered)
         counts = tuple(cells // size for cells in covered)
         if tokens is None:
             tokens = torch.ones((1, 1, *covered, 1), dtype=torch.bool, device=q.device)
         q = partition(q.unflatten(2, covered), size, (0, 0), counts)
-        k, v = (partition(part.unflatten(2, covered), size, self.reach, counts) for part in (k, v))
-        return q, k, v, partition(tokens, size, self.reach, counts).squeeze(-1)
+        k, v = (partition(part.unflatten(2, covered), size, reach, counts) for part in (k, v))
+        return q, k, v, partition(tokens, size, reach, counts).squeeze(-1)
 
     def fuses(self, qkv: Tensor, layout: Layout) -> bool:
         """Whether the fused kernels can do this: sequences, where they serve at all."""
