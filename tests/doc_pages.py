@@ -3,7 +3,8 @@
     python              runs; the blocks of a page share their names
     python title="..."  a file of the project, written and not run
     yaml title="..."    a file, written; without a title it is a part of a recipe, which must be valid
-    sh                  commands: subquad, python examples/..., torchrun, make, pip, with one pipe or redirections
+    sh                  commands: subquad, python examples/..., torchrun, make, with one pipe or redirections; what
+                        installs (pip, python3 -m venv, `.`) is not run
     text                not run: equations, output, other programs' commands
 
 A block after the line `<!-- nightly -->` takes long and runs with the nightly tests.
@@ -28,7 +29,6 @@ from PIL import Image
 
 from subquad.cli.main import run
 from subquad.models.presets import merged
-from subquad.train.checkpoint import checkpoints
 from subquad.train.recipe import Recipe, read_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +38,7 @@ UPDATES = ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_up
 SHORT = {  # the last value of an option counts
     "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
     "compare": [*UPDATES, "--lengths", "16", "--tokens", "32", "--repeats", "1", "--seeds", "1"],
+    "demo": ["--updates", "51", "--seeds", "1"],
     "evaluate": ["decode.beam=1", "decode.max_len_a=0", "decode.max_len_b=5", "--resamples", "10"],
     "generate": ["--tokens", "3"],
     "train": UPDATES,
@@ -68,7 +69,7 @@ SMALL: dict[str, dict[str, Any]] = {  # of runs that pages begin with, by task: 
         "model": {"preset": "lm_small"},
     },
 }
-STAND_INS = {"first": "translation", "second": "translation", "text": "language-model", "speeches": "language-model"}
+STAND_INS = {"first": "translation", "softmax": "translation", "speeches": "language-model"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,9 @@ class Session:
         if program == "make":
             assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(), f"there is no target {rest[0]}"
             return ""
+        if program in ("python3", "."):
+            assert ".venv" in rest[-1], f"nobody runs {shlex.join(words)} here"
+            return ""
         if program == "pip":
             extras = re.search(r"\[(.*)\]", rest[-1])
             known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -182,19 +186,14 @@ class Session:
 def shortened(words: list[str]) -> list[str]:
     """The same command with less to do."""
     if words[0] == "average":
-        return [*named_checkpoints(words), *(["--updates", "1"] if {"--epochs", "--updates"} & set(words) else [])]
+        counts = {"--epochs", "--updates", "--up-to"}
+        kept = [word for place, word in enumerate(words) if not {word, words[place - 1]} & counts]
+        return [*kept, *(["--updates", "1"] if counts & set(words) else [])]
     if "--dry-run" in words:
         return words
     if "--context-window" in words:  # less than a sample of the small runs has
         words = [*words, "--context-window", "16"]
     return [*words, *SHORT.get(words[0], [])]
-
-
-def named_checkpoints(words: list[str]) -> list[str]:
-    """`subquad average` without its counts, and of the checkpoints that there are."""
-    kept = [w for place, w in enumerate(words) if not {w, words[place - 1]} & {"--epochs", "--updates", "--up-to"}]
-    there = checkpoints(Path(words[1]) / "checkpoints")
-    return [there[0].name if word.startswith("update-") else word for word in kept]
 
 
 def call(words: list[str], given: str = "") -> str:

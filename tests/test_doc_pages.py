@@ -147,11 +147,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_mechanism_has_a_page(site: Path) -> None:
+def test_every_mechanism_is_described(site: Path) -> None:
+    text = (site / "mechanisms.html").read_text()
     for name in available():
-        text = (site / "mechanisms" / f"{name}.html").read_text()
-        assert f"{name}.svg" in text
-        assert "What we measured" in text
+        assert f'id="{name}"' in text, f"docs/mechanisms.md has no {name}: run make docs"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((DOCS / "mechanisms").glob("*.md"))])
+def test_the_page_of_a_mechanism_shows_it(name: str, site: Path) -> None:
+    text = (site / "mechanisms" / f"{name}.html").read_text()
+    assert f"{name}.svg" in text
+    assert "What we measured" in text
 
 
 def test_the_site_needs_no_network(site: Path) -> None:

@@ -24,12 +24,12 @@ def average(
     """Write the mean of several checkpoints of a run.
 
     It becomes a checkpoint of the run, for `--checkpoint average` of other commands. Where the run keeps a moving
-    average of the weights, the mean is of those. The recipe's `checkpoints` section says how many are kept.
+    average of the weights, the mean is of those. The recipe's `checkpoints` section says how many are kept: the newest
+    two and the best, unless it says more.
 
     Examples:
-    subquad average runs/phrases --updates 5
-    subquad average runs/phrases --epochs 10 --up-to 40 --name last10
-    subquad average runs/phrases update-000001000 update-000002000
+    subquad average runs/phrases --updates 2
+    subquad average runs/phrases best last --name mine
     subquad evaluate runs/phrases --checkpoint average
     """
     from subquad.train import checkpoint as stored

@@ -1,4 +1,5 @@
-"""The generated parts of the documentation: the table in README.md, docs/mechanisms.md, costs that were measured."""
+"""The generated parts of the documentation: the table in README.md, docs/mechanisms.md, docs/recipes.md, and costs that
+were measured."""
 
 import json
 from pathlib import Path
@@ -27,10 +28,13 @@ def docs(folder: Annotated[Path, typer.Argument(help="A checkout of the project.
 
 def generated(folder: Path) -> dict[str, str]:
     """Files with generated parts, by their place in the checkout, as they should be."""
+    from subquad.cli.recipe_page import recipes_page
+
     pages = {path.relative_to(folder).as_posix(): path for path in sorted((folder / "docs/mechanisms").glob("*.md"))}
     return {
         "README.md": between_markers((folder / "README.md").read_text(), mechanism_table()),
         "docs/mechanisms.md": mechanisms_page(),
+        "docs/recipes.md": recipes_page(),
         **{
             name: between_markers(page.read_text(), measured(page.stem, folder / "docs"), MEASURED, END_MEASURED, name)
             for name, page in pages.items()

@@ -49,7 +49,7 @@ def evaluate(
     Examples:
     subquad evaluate runs/phrases
     subquad evaluate runs/phrases decode.beam=4 --split valid --checkpoint last
-    subquad evaluate runs/eva --against runs/softmax
+    subquad evaluate runs/eva --against runs/phrases
     subquad evaluate runs/speeches --context-window 64
     torchrun --nproc-per-node=2 -m subquad evaluate runs/phrases
     """

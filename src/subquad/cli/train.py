@@ -39,14 +39,14 @@ def train(
     """Train a model, or go on with a run.
 
     Ctrl-C ends a run at its last checkpoint; the same command goes on from there. Under torchrun the processes share
-    every update, each taking some of its batches.
+    every update, each taking some of its batches; train.accumulate must be a multiple of the number of processes.
 
     Examples:
     subquad train recipes/small/digits.yaml
     subquad train recipes/small/phrases.yaml model.encoder.mixer=eva --out runs/eva
     subquad train recipes/small/phrases.yaml train.updates=500 --dry-run
     subquad train runs/eva/recipe.yaml --out runs/eva train.updates=4000
-    torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml
+    torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml train.accumulate=2 --out runs/two
     """
     from subquad.train.recipe import read_recipe
 
