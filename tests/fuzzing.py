@@ -106,6 +106,7 @@ def called(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str, s
     assert code in (0, 1, 2), err
     assert "Traceback" not in err
     assert "defect" not in err, err
+    assert "out of memory" not in err, err
     if code:
         assert re.search(r"subquad: error: \S.*\n\Z", err), err
     return code, out, err

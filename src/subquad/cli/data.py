@@ -115,8 +115,9 @@ def stats(
     from subquad.data.prepare import prepare_text
     from subquad.data.prepared import open_prepared
     from subquad.data.stats import text_stats
+    from subquad.files import foreign
 
-    with TemporaryDirectory() as scratch:
+    with TemporaryDirectory() as scratch, foreign(f"the data in {folder}"):
         if (task := fairseq_task(folder)) is not None:
             pair = languages.split(",") if languages is not None else None
             found = FairseqFolder.parse("data", {"path": str(folder), "languages": pair})

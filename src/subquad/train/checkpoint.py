@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -38,16 +38,19 @@ STATE, CHECKSUMS = "state.json", "checksums.json"
 
 @dataclass
 class TrainState:
-    """Where a run stands. `cursor`, `scaler` and `extra` hold whatever JSON their owners need."""
+    """Where a run stands. `cursor`, `scaler` and `extra` hold what their owners need."""
 
     update: int = 0
     epoch: int = 0
     epoch_end: bool = False
     """Whether the checkpoint stands at the end of an epoch."""
-    cursor: dict[str, Any] = field(default_factory=dict)
-    scaler: dict[str, Any] = field(default_factory=dict)
+    cursor: dict[str, int] = field(default_factory=dict)
+    scaler: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+
+
+STATES = TypeAdapter(TrainState)
 
 
 @dataclass
@@ -199,6 +202,11 @@ def read_state(path: Path) -> TrainState:
     unknown = content.keys() - TrainState.__dataclass_fields__.keys()
     if unknown:
         raise ValueError(f"{path / STATE} holds the unknown entry {min(unknown)!r}")
+    try:
+        STATES.validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        entry = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ValueError(f"{path / STATE} is damaged: {entry} is not what it has to be") from None
     return TrainState(**content)
 
 

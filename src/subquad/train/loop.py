@@ -260,7 +260,8 @@ class Trainer:
             self.updater.scaler.load_state_dict(saved.state.scaler)
         state = saved.state
         self.update, self.cursor, self.metrics = state.update, Cursor(**state.cursor), state.metrics
-        self.worse, self.best = state.extra["worse"], state.extra["best"]
+        best_so_far = state.extra["best"]
+        self.worse, self.best = int(state.extra["worse"]), None if best_so_far is None else float(best_so_far)
         self.started = time.monotonic() - 60 * state.extra["minutes"]
         if self.log is not None:
             self.log.resumed(self.update)

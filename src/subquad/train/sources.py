@@ -13,6 +13,7 @@ from subquad.data.images import ImageSet, open_images
 from subquad.data.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
 from subquad.data.prepared import SIDES
 from subquad.data.sources import read_samples
+from subquad.files import foreign
 from subquad.mixers.config import nearest
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask
@@ -144,8 +145,9 @@ def _held_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
 def _text(recipe: Recipe, cache: Path, report: Report | None) -> Prepared:
     config = recipe.data
     if config.folder is not None:
-        prepared = open_prepared(config.folder)
-        prepared.verify()
+        with foreign(f"the data in {config.folder}"):
+            prepared = open_prepared(config.folder)
+            prepared.verify()
         return prepared
     if config.fairseq is not None:
         return prepare_text(config.fairseq.text_config(recipe.task, config.max_length), cache, report=report)
