@@ -20,6 +20,7 @@ from subquad.compare.bench import training_pass
 from subquad.compare.checks import TOLERANCE, CheckFailedError, RememberedDraws, check_tensor, relative_distance
 from subquad.compare.profiling import interleaved_seconds, peak_bytes
 from subquad.mixers import Mixer, available, build, mixer_class
+from subquad.mixers.attention import AttentionMixer
 from subquad.mixers.noise import drawing_from
 
 CPU = torch.device("cpu")
@@ -82,7 +83,15 @@ def subjects() -> list[Subject]:
     """Those listed, and every other registered mechanism with its default options."""
     listed = {subject.mixer for subject in LISTED}
     others = [name for name in available() if name not in listed]
-    return LISTED + [Subject(name, name, linear=mixer_class(name).capabilities.linear) for name in others]
+    return LISTED + [
+        Subject(
+            name,
+            name,
+            linear=mixer_class(name).capabilities.linear,
+            projections=issubclass(mixer_class(name), AttentionMixer),
+        )
+        for name in others
+    ]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from subquad.train.checkpoint import (
     EMA,
     MODEL,
     Checkpoint,
+    Ranking,
     Rotation,
     TrainState,
     average,
@@ -162,9 +163,9 @@ def test_a_damaged_state_neither_stops_a_run_nor_counts(tmp_path: Path) -> None:
     state = tmp_path / "update-000000002" / "state.json"
     state.write_text(state.read_text().replace('"loss": 2.0', '"loss": 0.0'))  # it would be the best
     with pytest.warns(UserWarning, match=r"update-000000002 is damaged: the checksum of state\.json differs"):
-        assert read_state(best(tmp_path, Rotation())[0]).update == 1
+        assert read_state(best(tmp_path, Ranking())[0]).update == 1
     with pytest.warns(UserWarning, match="left out"):
-        rotate(tmp_path, Rotation(keep_last=1, keep_epochs=2))
+        rotate(tmp_path, Rotation(keep_last=1, keep_epochs=2), Ranking())
     assert [path.name for path in checkpoints(tmp_path)] == ["update-000000003", "update-000000001"]
 
 
@@ -210,13 +211,13 @@ def test_rotation(tmp_path: Path) -> None:
     def left() -> list[int]:
         return sorted(read_state(path).update for path in checkpoints(tmp_path))
 
-    assert [read_state(path).update for path in best(tmp_path, Rotation())] == [20, 30, 50, 10, 60]
-    removed = rotate(tmp_path, Rotation(keep_last=2, keep_best=1, keep_epochs=2, keep_every=30))
+    assert [read_state(path).update for path in best(tmp_path, Ranking())] == [20, 30, 50, 10, 60]
+    removed = rotate(tmp_path, Rotation(keep_last=2, keep_best=1, keep_epochs=2, keep_every=30), Ranking())
     assert [read_only.name for read_only in removed] == ["update-000000010"]
     assert left() == [20, 30, 40, 50, 60]
-    rotate(tmp_path, Rotation(keep_last=1, keep_best=2))
+    rotate(tmp_path, Rotation(keep_last=1, keep_best=2), Ranking())
     assert left() == [20, 30, 60]
-    rotate(tmp_path, Rotation(keep_last=1, keep_best=1, better="higher"))
+    rotate(tmp_path, Rotation(keep_last=1, keep_best=1), Ranking(better="higher"))
     assert left() == [60]
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
@@ -266,20 +266,25 @@ class Rotation(Options):
 
     keep_last: int = Field(2, ge=1, description="the newest n; with 2, one that a disk damages is not the end of a run")
     keep_epochs: int = Field(0, ge=0, description="the newest n that stand at the end of an epoch")
-    keep_best: int = Field(1, ge=0, description="the n best by `metric`")
+    keep_best: int = Field(1, ge=0, description="the n best by the task's validation metric")
     keep_every: int = Field(0, ge=0, description="those whose update is a multiple of this; 0: no such rule")
-    metric: str = Field("loss", description="the validation metric that says what is best")
-    better: Literal["lower", "higher"] = Field("lower", description="which values of the metric are better")
 
 
-def best(folder: str | Path, rotation: Rotation) -> list[Path]:
+class Ranking(NamedTuple):
+    """Which validation metric says what is best, and which of its values do: "lower" or "higher" ones."""
+
+    metric: str = "loss"
+    better: str = "lower"
+
+
+def best(folder: str | Path, ranking: Ranking) -> list[Path]:
     """Checkpoints that have the metric, the best first; of equals the older."""
     scored = []
     for path in checkpoints(folder):
         state = _sound_state(path)
-        value = None if state is None else state.metrics.get(rotation.metric)
+        value = None if state is None else state.metrics.get(ranking.metric)
         if value is not None and value == value:
-            scored.append((value if rotation.better == "lower" else -value, _update_of(path), path))
+            scored.append((value if ranking.better == "lower" else -value, _update_of(path), path))
     return [path for *_, path in sorted(scored)]
 
 
@@ -293,10 +298,10 @@ def _sound_state(path: Path) -> TrainState | None:
         return None
 
 
-def rotate(folder: str | Path, rotation: Rotation) -> list[Path]:
+def rotate(folder: str | Path, rotation: Rotation, ranking: Ranking) -> list[Path]:
     """Removes the checkpoints that no rule keeps; returns them."""
     every = checkpoints(folder)
-    kept = {*every[: rotation.keep_last], *best(folder, rotation)[: rotation.keep_best]}
+    kept = {*every[: rotation.keep_last], *best(folder, ranking)[: rotation.keep_best]}
     if rotation.keep_epochs:
         kept.update(newest(folder, rotation.keep_epochs, epoch_ends=True, fewer=True))
     if rotation.keep_every:

@@ -19,7 +19,7 @@ from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, Task
 from subquad.tasks.classification import ClassificationTask
 from subquad.tasks.language import LanguageTask
 from subquad.tasks.translation import TranslationTask
-from subquad.train.checkpoint import best, checkpoints, load_weights_of, read_state
+from subquad.train.checkpoint import Ranking, best, checkpoints, load_weights_of, read_state
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import RECIPE
 
@@ -92,8 +92,7 @@ def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:
         return every[0]
     if name == "best":
         task = TASKS[recipe.task]
-        rotation = recipe.checkpoints.model_copy(update={"metric": task.metric, "better": task.better})
-        if found := best(within, rotation):
+        if found := best(within, Ranking(task.metric, task.better)):
             return found[0]
         if len(every) == 1:  # an imported one: it was validated elsewhere
             return every[0]

@@ -25,6 +25,7 @@ from subquad.nn.stack import Stack
 from subquad.tasks.base import Samples, StepLoss, Task, moved
 from subquad.train.checkpoint import (
     Checkpoint,
+    Ranking,
     TrainState,
     best,
     checkpoints,
@@ -92,7 +93,7 @@ class Trainer:
         self.samples = task.samples("train", training=True)
         self.plan = BatchPlan(*self.samples.sizes, budget=task.budget(config.budget), seed=config.seed)
         self.schedule = Schedule(recipe.schedule, config.updates, config.epochs)
-        self.rotation = recipe.checkpoints.model_copy(update={"metric": task.metric, "better": task.better})
+        self.ranking = Ranking(task.metric, task.better)
         self.cursor, self.update, self.worse = Cursor(), 0, 0
         self.targets = 0  # learned from since this process began
         self.best: float | None = None
@@ -123,7 +124,7 @@ class Trainer:
         if self.log is not None:
             self.log.close()
         folder = self.run / "checkpoints"
-        kept = [*best(folder, self.rotation), *checkpoints(folder)]
+        kept = [*best(folder, self.ranking), *checkpoints(folder)]
         for tracker in self.trackers:
             tracker.artifact(self.run, kept[0])
             tracker.close()
@@ -246,7 +247,7 @@ class Trainer:
         )
         if self.workers.leads:
             save_checkpoint(self.run / "checkpoints", content)
-            rotate(self.run / "checkpoints", self.rotation)
+            rotate(self.run / "checkpoints", self.recipe.checkpoints, self.ranking)
         self.workers.wait()
 
     def _resume(self, path: Path) -> None:

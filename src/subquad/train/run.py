@@ -1,6 +1,6 @@
 """A run directory: recipe.yaml (resolved), environment.json, data/ (tokens), metrics.jsonl, checkpoints/.
 
-Training on an existing run resumes it. Its recipe must be the same, but for how long it trains and what is tracked. A
+Training on an existing run resumes it. Its recipe must be the same, but for what FREE names. A
 run that came from another program has imported.json too, and gets its data when training goes on.
 """
 
