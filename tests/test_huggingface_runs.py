@@ -218,6 +218,18 @@ def test_trainer(text: tuple[Loaded, Path], tmp_path: Path) -> None:
     assert not any(torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
 
 
+def test_the_card_goes_along_and_says_that_the_model_was_saved_again(text: tuple[Loaded, Path], tmp_path: Path) -> None:
+    before = (text[1] / "README.md").read_text()
+    SubquadForCausalLM.from_pretrained(text[1]).save_pretrained(tmp_path / "second")
+    SubquadForCausalLM.from_pretrained(tmp_path / "second").save_pretrained(tmp_path / "third")
+    for folder in ("second", "third"):
+        card = (tmp_path / folder / "README.md").read_text()
+        assert card.startswith(before)
+        assert card.count("saved again") == 1
+    with pytest.raises(ValueError, match="call push_to_hub"):
+        SubquadForCausalLM.from_pretrained(text[1]).save_pretrained(tmp_path / "fourth", push_to_hub=True)
+
+
 # ---------------------------------------------------------------------- the hub
 
 
@@ -256,6 +268,8 @@ class Hub(BaseHTTPRequestHandler):
         data = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
+        if status == 404:
+            self.send_header("X-Error-Code", "EntryNotFound")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
@@ -270,7 +284,7 @@ def test_push_to_hub(text: tuple[Loaded, Path], tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     code = (
         "import sys; from subquad.interop.huggingface import SubquadForCausalLM; "
-        "SubquadForCausalLM.from_pretrained(sys.argv[1]).push_to_hub('me/model', token='hf_none')"
+        "SubquadForCausalLM.from_pretrained(sys.argv[1]).push_to_hub('me/model', token='hf_none', tags=['mine'])"
     )
     surroundings = {
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
@@ -288,6 +302,10 @@ def test_push_to_hub(text: tuple[Loaded, Path], tmp_path: Path) -> None:
     (tmp_path / "fetched").mkdir()
     for name, content in Hub.files.items():
         (tmp_path / "fetched" / name).write_bytes(content)
+    front, body = Hub.files["README.md"].decode().split("---\n", 2)[1:]
+    assert yaml.safe_load(front)["tags"] == ["subquad", "lightconv", "mine"]
+    assert body.startswith((text[1] / "README.md").read_text().split("---\n", 2)[2])
+    assert "## Recipe" in body
     loaded = SubquadForCausalLM.from_pretrained(tmp_path / "fetched")
     tokens = torch.tensor([[2, 7, 9]])
     assert torch.equal(loaded(tokens).logits, text[0].model(tokens).logits)

@@ -225,7 +225,7 @@ def test_a_state_of_other_parameters_is_not_taken(tmp_path) -> None:
 
     found = convert_checkpoint(changed(MAIN, tmp_path, flat), TextFiles())
     assert not found.optimizer
-    assert any("no state of the optimiser" in note for note in found.notes)
+    assert any("no state of the optimiser is taken" in note for note in found.notes)
 
 
 def test_an_imported_run_is_evaluated(run, tmp_path, capsys) -> None:
@@ -235,6 +235,18 @@ def test_an_imported_run_is_evaluated(run, tmp_path, capsys) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["samples"], found["lost"], found["update"]) == (29, 0, 240)
     assert "bleu" in capsys.readouterr().out
+
+
+def test_an_imported_run_is_exported(run, tmp_path) -> None:
+    """The files are held against the model as they are written."""
+    out = tmp_path / "exported"
+    assert command(["export", str(run), "--to", "torch", "--out", str(out)]) == 0
+    assert {"encoder.pt2", "step.pt2", "tokenizers"} <= {path.name for path in out.iterdir()}
+    card = (out / "README.md").read_text()
+    assert "The model was imported from fairseq, lightconv" in card
+    assert "label_smoothing" not in card
+    assert "smoothing: 0.1" in card
+    assert not any(words in card for words in ("was trained", "## Data", "data/train", str(run.parent)))
 
 
 def test_an_imported_language_model_is_used_as_any_other(tmp_path, capsys) -> None:
@@ -344,7 +356,7 @@ def test_other_files_are_refused_with_what_is_supported(tmp_path, capsys) -> Non
         "fairseq (lightconv_lm, lightconv, transformer_lm, transformer; tasks translation, language_modeling)" in said
     )
     (tmp_path / "text.pt").write_text("no checkpoint\n")
-    assert "it is no file of torch.save" in refused(capsys, tmp_path / "text.pt", "--out", tmp_path / "run")
+    assert "no file of torch.save" in refused(capsys, tmp_path / "text.pt", "--out", tmp_path / "run")
     (tmp_path / "half.pt").write_bytes(MAIN.read_bytes()[:100_000])
     assert "half.pt is damaged" in refused(capsys, tmp_path / "half.pt", "--out", tmp_path / "run")
     assert "there is no file" in refused(capsys, tmp_path / "nothing.pt", "--out", tmp_path / "run")

@@ -6,6 +6,7 @@ No such file is at hand, so each is written here, in the layout of its program, 
 import argparse
 import importlib.util
 import io
+import json
 import sys
 import types
 from collections.abc import Mapping
@@ -19,10 +20,13 @@ import yaml
 
 from subquad.cli.main import run as command
 from subquad.data.augment import AugmentOptions
+from subquad.data.vision_ops import import_torchvision
+from subquad.interop.card import model_card
 from subquad.interop.fairseq_models import PAD, padding_of
 from subquad.interop.vision_checkpoints import evit_options, pyramid_options
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.train.loaded import Loaded, load_run
+from subquad.train.recipe import Recipe
 from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE
 from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
 
@@ -185,6 +189,70 @@ def test_image_classifiers_with_primal_attention(path: Path, tmp_path: Path) -> 
     assert loaded.recipe.train.aux_weight == config["eta"]
 
 
+def deit(width: int, heads: int) -> Any:
+    """timm's own model of a class token and softmax attention, which is DeiT's."""
+    import_torchvision()
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    size = {"embed_dim": width, "num_heads": heads, "depth": 2, "img_size": 32, "num_classes": 3}
+    return timm.models.VisionTransformer(**size).eval()
+
+
+@pytest.mark.parametrize(("width", "heads", "said"), [(192, 3, None), (80, 5, 5)])
+def test_a_plain_vit_computes_what_timms_does(width: int, heads: int, said: int | None, tmp_path: Path, capsys) -> None:
+    theirs = deit(width, heads)
+    args = argparse.Namespace(model="deit_test", num_heads=said)
+    ours = imported({"model": theirs.state_dict(), "args": args}, tmp_path).model
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert_close(ours(images).logits, theirs(images), OUTPUT_TOLERANCE, "logits")
+    assert "model of DeiT, deit_test" in capsys.readouterr().out
+
+
+def test_heads_that_nobody_knows_are_not_guessed(tmp_path: Path, capsys) -> None:
+    said = refused({"model": deit(80, 5).state_dict()}, tmp_path, capsys)
+    assert "ViT is 80 wide, and nobody knows how many heads it has" in said
+    assert "192, 384, 768" in said
+
+
+def deit_recipe(folder: Path, nested: type[argparse.Namespace], **options: Any) -> Recipe:
+    """Of an import whose args have these options, and what DeiT's command line always has."""
+    contents = library_images(sample(LIBRARY, "model_evit_*"), nested)
+    common = {"lr": 1e-3, "min_lr": 1e-5, "warmup_lr": 1e-6, "warmup_epochs": 5, "opt": "adamw", "weight_decay": 0.05}
+    for name, value in {**common, "smoothing": 0.1, "cutmix": 0.0, **options}.items():
+        setattr(contents["args"], name, value)
+    return imported(contents, folder).recipe
+
+
+def test_training_goes_on_as_deit_trained(tmp_path: Path, nested: type[argparse.Namespace], capsys) -> None:
+    recipe = deit_recipe(tmp_path, nested, sched="cosine", mixup=0.8)
+    schedule, mixing = recipe.schedule, recipe.data.mixing
+    assert (schedule.kind, schedule.lr, schedule.min_lr, schedule.epochs) == ("cosine-epochs", 1e-3, 1e-5, 300)
+    assert (schedule.warmup_epochs, schedule.warmup_init) == (5, 1e-6)
+    assert (recipe.optim.name, recipe.optim.weight_decay, recipe.optim.decay_vectors) == ("adamw", 0.05, False)
+    assert mixing is not None
+    assert (mixing.mixup, mixing.cutmix, mixing.smoothing) == (0.8, 0.0, 0.1)
+    assert "the optimiser's state is not taken: training goes on with a fresh one\n" in capsys.readouterr().out
+
+
+def test_training_goes_on_without_mixing(tmp_path: Path, nested: type[argparse.Namespace], capsys) -> None:
+    recipe = deit_recipe(tmp_path, nested, sched="step", mixup=0.0)
+    assert (recipe.schedule.kind, recipe.schedule.lr) == ("constant", 1e-3)
+    assert (recipe.data.mixing, recipe.train.smoothing) == (None, 0.1)
+    assert "with a fresh one, at a constant learning rate\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["torch", pytest.param("onnx", marks=pytest.mark.nightly)])
+def test_an_imported_pyramid_is_exported(form: str, tmp_path: Path, nested: type[argparse.Namespace]) -> None:
+    """Its config does not say how large images are, but what was imported does."""
+    pytest.importorskip("onnxscript" if form == "onnx" else "torch")
+    imported(library_images(sample(LIBRARY, "model_pvt_*"), nested), tmp_path)
+    out = tmp_path / "exported"
+    assert command(["export", str(tmp_path / "run"), "--to", form, "--out", str(out)]) == 0
+    (images,) = json.loads((out / "export.json").read_text())["parts"]["model"]["inputs"]
+    assert images["shape"] == ["batch", 3, 64, 64]
+
+
 def test_the_name_says_what_the_options_do_not() -> None:
     """evit_tiny_p8 has patches of 8 pixels and heads of 64 channels; pvt_nano2 twice the heads of pvt_nano."""
     options = {"attn_name": "softmax", "attn_args": {}, "patch_size": 16, "num_heads": None}
@@ -232,11 +300,18 @@ def test_an_imported_classifier_is_evaluated_and_trained_further(
         images = draw.integers(0, 256, (16, 3, size, size), dtype=np.uint8)
         np.savez(tmp_path / f"{split}.npz", images=images, labels=np.arange(16) % 10)
     files = f"{{train: [{tmp_path}/train.npz], valid: [{tmp_path}/valid.npz]}}"
+    card = model_card(load_run(run).model, "", load_run(run))
+    assert "The model was imported from efficient-attention, evit_test with:" in card
+    assert not any(words in card for words in ("trained", "## Data", "data/train", "after 0 updates"))
     assert command(["evaluate", str(run), f"data.images={files}", "--split", "valid"]) == 0
     assert "16 samples, 0 lost" in capsys.readouterr().out
     words = ["train", str(run / "recipe.yaml"), "--out", str(run), f"data.images={files}", "train.epochs=6"]
     assert command(words) == 0
     after = load_run(run, "last")
+    card = model_card(after.model, "", after)
+    assert "was imported from efficient-attention, evit_test and trained further with:" in card
+    assert "## Data" in card
+    assert "after 1 updates" in card
     assert after.update == 1
     moved = max(float((after.model.state_dict()[name] - value).abs().max()) for name, value in before.items())
     assert 0 < moved < 1e-3

@@ -113,7 +113,7 @@ def problems(code: str, place: str) -> list[str]:
             found.append(f"calls {name}")
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("extract", "extractall"):
             found.append("unpacks an archive")
-        if _is(options.get("shell"), True) or _is(options.get("trust_remote_code"), True):
+        if any(word in options and not _is(options[word], False) for word in ("shell", "trust_remote_code")):
             found.append(f"calls {name} with shell or trust_remote_code")
         if name == "torch.load" and not _is(options.get("weights_only"), True):
             found.append("torch.load without weights_only=True")
@@ -123,10 +123,8 @@ def problems(code: str, place: str) -> list[str]:
 
 
 def _is(value: ast.expr | None, wanted: bool) -> bool:
-    """Whether an option says so; anything that is not written out counts as the worse."""
-    if value is None:
-        return False
-    return value.value is wanted if isinstance(value, ast.Constant) else wanted and not isinstance(value, ast.Constant)
+    """Whether an option says so; what is not written out says nothing."""
+    return isinstance(value, ast.Constant) and value.value is wanted
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -142,6 +140,7 @@ def test_nothing_dangerous_is_done(path: Path) -> None:
         ("import pickle\npickle.loads(b'')", PICKLES),
         ("import torch\ntorch.load('x', weights_only=True)", "train/checkpoint.py"),
         ("import torch\ntorch.load('x')", PICKLES),
+        ("import torch\ntorch.load('x', weights_only=flag)", PICKLES),
         ("from torch import load as read\nread('x', weights_only=False)", PICKLES),
         ("import numpy as np\nnp.load('x')", "data/packed.py"),
         ("import numpy as np\nnp.load('x', allow_pickle=True)", "data/packed.py"),
@@ -149,6 +148,7 @@ def test_nothing_dangerous_is_done(path: Path) -> None:
         ("import yaml\nyaml.load(x, yaml.Loader)", "files.py"),
         ("from yaml import unsafe_load\nunsafe_load(x)", "files.py"),
         ("import subprocess\nsubprocess.run('ls', shell=True)", "compare/children.py"),
+        ("import subprocess\nsubprocess.run('ls', shell=flag)", "compare/children.py"),
         ("import subprocess", "train/loop.py"),
         ("import os\nos.system('ls')", "cli/doctor.py"),
         ("import tarfile", "interop/fairseq_hub.py"),

@@ -285,6 +285,23 @@ def test_a_mechanism_that_cannot_stream_generates_without_a_cache(tmp_path: Path
     assert model.generation_config.use_cache
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first first", "last first"])
+def test_swaps_without_a_cache_are_undone_in_either_order(order: tuple[int, int], tmp_path: Path) -> None:
+    model = HOSTS["gpt2"](tmp_path)
+    before = outputs(model, "gpt2")
+    swaps = [subquad.swap(model, "eva", window=4, landmarks=4, layers=[layer]) for layer in (0, 1)]
+    for number in order:
+        swaps[number].undo()
+    assert model.config.use_cache
+    assert model.generation_config.use_cache is not False
+    assert torch.equal(outputs(model, "gpt2"), before)
+
+
+def test_a_regulariser_that_is_left_out_is_reported(tmp_path: Path) -> None:
+    reports = {name: str(subquad.swap(HOSTS["timm vit"](tmp_path), name)) for name in available()}
+    assert [name for name, report in reports.items() if "the regulariser" in report] == ["primal"]
+
+
 def test_a_cache_is_not_kept_while_training_and_a_filled_one_is_not_taken_over(tmp_path: Path) -> None:
     model = HOSTS["gpt2"](tmp_path)
     tokens = inputs("gpt2")["input_ids"]
@@ -373,16 +390,39 @@ else:
     subprocess.run([sys.executable, "-c", python], check=True)
 
 
+def example(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / "swap_vit.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_the_example_shows_what_is_lost_and_regained() -> None:
-    command = [sys.executable, str(ROOT / "examples" / "swap_vit.py"), "local", "window=2"]
-    done = subprocess.run([*command, "--epochs", "8", "--tune-epochs", "3"], capture_output=True, text=True)
+    done = example("--mixers", "local,performer", "--epochs", "8", "--tune-epochs", "3")
     assert done.returncode == 0, done.stderr
-    lines = [line.rsplit(maxsplit=1) for line in done.stdout.splitlines()[-4:]]
-    trained, swapped, tuned, control = (float(share) for _, share in lines)
-    assert [what for what, _ in lines][1:3] == ["local, swapped in", "local, fine-tuned"]
-    assert swapped < trained - 0.1
-    assert tuned > swapped + 0.1
-    assert control > 0.5
-    refused = subprocess.run([*command, "overlap"], capture_output=True, text=True)
+    head, columns, *rows = done.stdout.splitlines()[-5:]
+    assert columns.split() == ["swapped", "in", "lost", "fine-tuned", "regained"]
+    trained, table = float(head.split()[-1]), {}
+    for row in rows:
+        what, *shares = row.rsplit(maxsplit=4)
+        swapped, lost, tuned, regained = table[what.strip()] = [float(share) for share in shares]
+        assert lost == pytest.approx(trained - swapped, abs=1e-9)
+        assert regained == pytest.approx(tuned - swapped, abs=1e-9)
+    assert list(table) == ["local window=2", "performer", "softmax, not swapped"]
+    assert table["softmax, not swapped"][:2] == [trained, 0.0]
+    _, lost, tuned, regained = table["local window=2"]
+    assert min(lost, regained) > 0.1
+    assert tuned > 0.5
+
+
+def test_the_example_refuses_what_it_cannot_do() -> None:
+    refused = example("local", "window=2", "overlap")
     assert refused.returncode == 1
     assert refused.stderr == "swap_vit: 'overlap' is no option; write option=value\n"
+    assert "did you mean 'local'" in example("--mixers", "performer,locl").stderr
+    program = f"""
+import runpy, sys
+sys.modules["timm"] = None
+runpy.run_path({str(ROOT / "examples" / "swap_vit.py")!r}, run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "swap_vit: this example needs the package timm: pip install timm\n"

@@ -1,8 +1,8 @@
 """The model card that goes with every export: Markdown, with the YAML front matter that the Hugging Face hub reads.
 
 It says what the model is, what it learned from, how good it is, where it was trained and how to use it. Everything
-comes from the model and from the files of its run; what is not known is left out. Absolute paths are shortened to their
-last name, since a card is published.
+comes from the model and from the files of its run; what is not known is left out, such as the data of a model that was
+imported. Absolute paths are shortened to their last name, since a card is published.
 """
 
 import json
@@ -20,7 +20,7 @@ from subquad.files import read_description
 from subquad.models import Model
 from subquad.train.checkpoint import read_state
 from subquad.train.loaded import Loaded
-from subquad.train.run import ENVIRONMENT
+from subquad.train.run import ENVIRONMENT, IMPORTED, METRICS
 
 CARD = "README.md"
 """The name under which the hub looks for a card."""
@@ -45,8 +45,11 @@ def model_card(model: Model, usage: str, run: Loaded | None = None, *, library: 
     title = run.folder.resolve().name if run is not None else f"subquad {model.config.kind}"
     parts = [f"# {title}", _summary(model), "## Use", usage.strip(), "## Model", _architecture(model)]
     if run is not None:
-        parts += ["## Data", _fenced(_changed(run, "data")), "## Metrics", _metrics_table(run)]
-        parts += ["## Recipe", _fenced(published(run.recipe.model_dump(mode="json", exclude_defaults=True)))]
+        recipe = published(run.recipe.model_dump(mode="json", exclude_defaults=True))
+        if not _is_trained(run):  # its data section has names that stand for what nobody told
+            del recipe["data"]
+        parts += ["## Data", _fenced(recipe["data"])] if "data" in recipe else []
+        parts += ["## Metrics", _metrics_table(run), "## Recipe", _fenced(recipe)]
     parts += ["## Environment", _environment(run)]
     return f"---\n{_yaml(_front_matter(model, run, title, library))}---\n\n" + "\n\n".join(parts) + "\n"
 
@@ -129,8 +132,15 @@ def _own_count(part: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters())
 
 
-def _changed(run: Loaded, section: str) -> Any:
-    return published(run.recipe.model_dump(mode="json", exclude_defaults=True)[section])
+def _origin(run: Loaded) -> str | None:
+    """The program and architecture that a run was imported from; None: it began here."""
+    path = run.folder / IMPORTED
+    return json.loads(path.read_text())["origin"] if path.is_file() else None
+
+
+def _is_trained(run: Loaded) -> bool:
+    """Whether the model was trained here, on data and in an environment that the run knows."""
+    return _origin(run) is None or (run.folder / METRICS).exists()
 
 
 def _metrics_table(run: Loaded) -> str:
@@ -144,7 +154,8 @@ def _metrics_table(run: Loaded) -> str:
             rows.append(
                 f"| {content['split']} | {name} | {metric['value']:.4g} | {interval} | `{metric['signature']}` |"
             )
-    head = f"Checkpoint {run.checkpoint.name}, after {run.update:,} updates."
+    when = f"after {run.update:,} updates" if _is_trained(run) else "as it was imported"
+    head = f"Checkpoint {run.checkpoint.name}, {when}."
     return head + "\n\n" + ("\n".join(rows) if len(rows) > 2 else "It has not been evaluated.")
 
 
@@ -156,12 +167,14 @@ def _evaluations(run: Loaded) -> list[dict[str, Any]]:
 
 
 def _environment(run: Loaded | None) -> str:
-    """Where the model was trained, or, without a run that says so, where the card is written."""
-    path = run.folder / ENVIRONMENT if run is not None else None
-    trained = path is not None and path.is_file()
-    found = json.loads(path.read_text()) if path is not None and trained else environment(torch.device("cpu"))
+    """Where the model was trained or imported, or, without a run that says so, where the card is written."""
+    found, done = environment(torch.device("cpu")), "written"
+    if run is not None and (run.folder / ENVIRONMENT).is_file():
+        found, done = json.loads((run.folder / ENVIRONMENT).read_text()), "trained"
+        if (origin := _origin(run)) is not None:
+            done = f"imported from {origin}{' and trained further' if _is_trained(run) else ''}"
     rows = ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in found.items())]
-    return f"The model was {'trained' if trained else 'written'} with:\n\n" + "\n".join(rows)
+    return f"The model was {done} with:\n\n" + "\n".join(rows)
 
 
 def _fenced(content: Any) -> str:

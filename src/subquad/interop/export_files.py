@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from subquad.interop.export_step import decoding_parts
 from subquad.interop.export_usage import usage
 from subquad.models import LanguageModel, Model, Pyramid, Seq2Seq, TextClassifier, VisionTransformer
 from subquad.tasks.base import INPUTS, TOKENIZERS
+from subquad.tasks.classification import Augmented
 from subquad.train.loaded import Loaded
 
 Form = Literal["onnx", "torch"]
@@ -39,11 +40,18 @@ LARGEST_FILE = 2**30
 def export_run(run: Loaded, form: Form, out: Path) -> list[str]:
     """Writes the model of a run into the folder `out`, which must be new or empty; names of the files with parts."""
     model = run.model.cpu().float().eval()
-    parts = parts_of(model, run.inputs["model"].get("image_size"))
+    parts = parts_of(model, _image_size(run.inputs.get("transform")))
     sides = {Seq2Seq: "target", LanguageModel: "text"}
     end = run.tokenizer(sides[type(model)]).eos if type(model) in sides else 0
     card = model_card(model, usage(form, parts, end), run, library="onnx" if form == "onnx" else "torch")
     return write_export(parts, model, form, out, card, run.folder)
+
+
+def _image_size(transform: Mapping[str, Any] | None) -> int | None:
+    """Side of the images that a transform, as a run describes it, makes; None without one: the model reads text."""
+    if transform is None:
+        return None
+    return transform["options"]["size"] if transform["kind"] == Augmented.kind else transform["shape"][-1]
 
 
 def parts_of(model: Model, image_size: int | None = None) -> list[Part]:
@@ -57,7 +65,7 @@ def parts_of(model: Model, image_size: int | None = None) -> list[Part]:
     assert isinstance(model, VisionTransformer | Pyramid)
     side = model.config.image_size if isinstance(model, VisionTransformer) else image_size
     if side is None:
-        raise ValueError("a pyramid takes images of any size, and an export those of one: say which")
+        raise ValueError("a pyramid takes images of any size, and an export those of one: give image_size")
     return [whole_of_images(model, side)]
 
 

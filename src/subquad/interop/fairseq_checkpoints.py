@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from subquad.data.fairseq_text import FairseqDictionary
+from subquad.data.fairseq_text import FairseqDictionary, SubwordCodes
 from subquad.data.simple_tokenizers import MosesTokenizer, WordTokenizer
 from subquad.data.tokenizer_base import decoded_text, file_bytes
 from subquad.data.tokenizers import Tokenizer
 from subquad.interop import fairseq_models
 from subquad.interop.fairseq_optimizer import moments_of
 from subquad.interop.fairseq_settings import Sections, Settings, sections_of, settings_of
-from subquad.interop.imported import Imported, TextFiles
+from subquad.interop.imported import ImportedRun, TextFiles
 from subquad.models import Model, Seq2Seq
 
 FAMILIES = ("lightconv_lm", "lightconv", "transformer_lm", "transformer")
@@ -40,7 +40,7 @@ def recognises(contents: Any) -> bool:
     return all(hasattr(contents.get("args"), name) for name in ("arch", "task"))
 
 
-def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Imported:
+def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ImportedRun:
     """The checkpoint as a run of ours; what is not supported is refused by name."""
     settings = settings_of(contents)
     _check(settings)
@@ -54,9 +54,9 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
     sections = sections_of(settings.all, update)
     moments = moments_of(contents.get("last_optimizer_state"), state, found)
     if moments is None or sections.recipe["optim"]["name"] != "adam":
-        sections.notes.append("no state of the optimiser: training goes on with a fresh one")
+        sections.notes.append("no state of the optimiser is taken: training goes on with a fresh one")
         moments = {}
-    return Imported(
+    return ImportedRun(
         origin=f"fairseq, {settings.architecture}",
         task=TASKS[settings.all["task"]],
         model=found.module,
@@ -135,8 +135,14 @@ def _dictionary(name: str, named: Path | None, option: str, places: list[Path], 
 
 
 def _codes(places: list[Path], texts: TextFiles) -> str | None:
+    if texts.pieces:
+        return None
     path = texts.codes or next((place / name for place in places for name in CODES if (place / name).is_file()), None)
-    return None if path is None else decoded_text(file_bytes(path), str(path))
+    if path is None:
+        return None
+    codes = decoded_text(file_bytes(path), str(path))
+    SubwordCodes(codes, str(path))  # others, such as fastBPE's with a third column, are refused by the file's name
+    return codes
 
 
 def _tokenizer(dictionary: FairseqDictionary, codes: str | None, language: str | None) -> Tokenizer:

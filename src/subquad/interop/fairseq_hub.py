@@ -18,13 +18,12 @@ from typing import Any, Self, overload
 import torch
 from torch import Tensor, nn
 
-from subquad.data.simple_tokenizers import WordTokenizer
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.options import DecodeOptions
 from subquad.decode.translate import Translator
-from subquad.interop.fairseq_checkpoints import CODES, SUPPORTED, convert, recognises
-from subquad.interop.imported import Imported, TextFiles
-from subquad.interop.pickles import read_pickle
+from subquad.interop.fairseq_checkpoints import CODES
+from subquad.interop.imported import ImportedRun, TextFiles
+from subquad.interop.importing import convert_checkpoint
 from subquad.models import Seq2Seq
 
 CHECKPOINT = "model.pt"
@@ -107,11 +106,10 @@ def from_pretrained(
     """
     folder, data = Path(folder), str(data_name_or_path)
     places = [folder, folder / data if data.startswith(".") else Path(data)]
-    texts = TextFiles(codes=_codes(places, bpe, bpe_codes), moses=_moses(tokenizer, bpe))
+    # Codes that lie beside the model are not used, or even read, without being asked for.
+    texts = TextFiles(codes=_codes(places, bpe, bpe_codes), moses=_moses(tokenizer, bpe), pieces=bpe is None)
     loaded = [_loaded(folder / name, places[-1], texts) for name in checkpoint_file.split(os.pathsep)]
     first = loaded[0].tokenizers
-    if bpe is None:  # codes that lie beside the model are not used without being asked for
-        first = {side: _pieces(tokenizer) for side, tokenizer in first.items()}
     models = [one.model for one in loaded if isinstance(one.model, Seq2Seq)]
     return HubTranslator(models, first["source"], first["target"])
 
@@ -139,22 +137,11 @@ def _codes(places: Sequence[Path], bpe: str | None, named: str | Path | None) ->
     return path
 
 
-def _loaded(path: Path, data: Path, texts: TextFiles) -> Imported:
-    contents = read_pickle(path)
-    if not recognises(contents):
-        raise ValueError(f"{path} is no checkpoint of {SUPPORTED}")
-    try:
-        found = convert(contents, data, texts)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+def _loaded(path: Path, data: Path, texts: TextFiles) -> ImportedRun:
+    found = convert_checkpoint(path, texts, data)
     if not isinstance(found.model, Seq2Seq):
         raise ValueError(f"{path} is a model of {found.task}; only models of translation translate")
     return found
-
-
-def _pieces(tokenizer: Tokenizer) -> Tokenizer:
-    assert isinstance(tokenizer, WordTokenizer)
-    return WordTokenizer(tokenizer.dictionary)
 
 
 # ---------------------------------------------------------------------- published models

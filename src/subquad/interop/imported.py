@@ -4,7 +4,7 @@ An importer is a module with three names, which `subquad.interop.importing.IMPOR
 
     SUPPORTED                               a few words that say what it reads
     recognises(contents)                    whether `read_pickle` gave a checkpoint of this program
-    convert(contents, folder, texts)        the checkpoint as an `Imported`; ValueError: why it cannot be one
+    convert(contents, folder, texts)        the checkpoint as an `ImportedRun`; ValueError: why it cannot be one
 
 folder: where the checkpoint lies; texts: files that the user named, for importers that need dictionaries.
 """
@@ -33,12 +33,17 @@ RATE = 1e-4
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files of text that the user named. moses: text is split by Moses before the codes are applied."""
+    """Files of text that the user named.
+
+    codes: where they are not named, those beside the checkpoint are taken, unless the text is in `pieces` already.
+    moses: text is split by Moses before the codes are applied.
+    """
 
     dict_source: Path | None = None
     dict_target: Path | None = None
     codes: Path | None = None
     moses: bool = True
+    pieces: bool = False
 
 
 class Importer(Protocol):
@@ -48,11 +53,11 @@ class Importer(Protocol):
 
     def recognises(self, contents: Any) -> bool: ...
 
-    def convert(self, contents: Any, folder: Path, texts: TextFiles) -> "Imported": ...
+    def convert(self, contents: Any, folder: Path, texts: TextFiles) -> "ImportedRun": ...
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedRun:
     """A checkpoint of another program as a model of ours, with what else its run needs.
 
     origin: program and architecture, for people. task: as in recipes. tokenizers: by side (source and target, or text);
@@ -73,7 +78,7 @@ class Imported:
     notes: Sequence[str] = ()
 
 
-def write_run(imported: Imported, out: str | Path) -> Path:
+def write_run(imported: ImportedRun, out: str | Path) -> Path:
     """Writes an ordinary run directory: recipe, environment, inputs, tokenizers and one checkpoint.
 
     The recipe comes last: a folder with one is complete. Until the run is trained further, everything in the recipe but
@@ -103,7 +108,7 @@ def write_run(imported: Imported, out: str | Path) -> Path:
     return out
 
 
-def _recipe(imported: Imported, out: Path) -> dict[str, Any]:
+def _recipe(imported: ImportedRun, out: Path) -> dict[str, Any]:
     """All sections of the recipe. Training ends where the checkpoint stands, unless the original says more."""
     defaults = {
         "task": imported.task,
@@ -118,7 +123,7 @@ def _recipe(imported: Imported, out: Path) -> dict[str, Any]:
     return merged(defaults, imported.recipe)
 
 
-def _data(imported: Imported, out: Path) -> dict[str, Any]:
+def _data(imported: ImportedRun, out: Path) -> dict[str, Any]:
     """Where the data would be: no checkpoint holds it, so these names are for the user to replace."""
     splits = ("train", "valid")
     if not imported.tokenizers:

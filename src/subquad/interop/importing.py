@@ -5,7 +5,7 @@ from typing import cast
 
 from subquad.files import foreign
 from subquad.interop import fairseq_checkpoints, linformer_checkpoints, vision_checkpoints
-from subquad.interop.imported import Imported, Importer, TextFiles, write_run
+from subquad.interop.imported import ImportedRun, Importer, TextFiles, write_run
 from subquad.interop.pickles import read_pickle
 from subquad.interop.unsupported import refusal
 
@@ -13,7 +13,7 @@ IMPORTERS = [cast(Importer, module) for module in (vision_checkpoints, linformer
 """In the order in which they are asked; programs that build on another one come before it."""
 
 
-def import_checkpoint(path: str | Path, out: str | Path, texts: TextFiles | None = None) -> Imported:
+def import_checkpoint(path: str | Path, out: str | Path, texts: TextFiles | None = None) -> ImportedRun:
     """Writes the checkpoint as a run directory, which commands use as any other."""
     path = Path(path)
     imported = convert_checkpoint(path, texts or TextFiles())
@@ -21,8 +21,11 @@ def import_checkpoint(path: str | Path, out: str | Path, texts: TextFiles | None
     return imported
 
 
-def convert_checkpoint(path: Path, texts: TextFiles) -> Imported:
-    """The checkpoint as the first importer that recognises it converts it."""
+def convert_checkpoint(path: Path, texts: TextFiles, folder: Path | None = None) -> ImportedRun:
+    """The checkpoint as the first importer that recognises it converts it.
+
+    folder: where the files are that belong to it, such as dictionaries; None: beside it.
+    """
     contents = read_pickle(path)
     if reason := refusal(contents):
         raise ValueError(f"{path}: {reason}")
@@ -30,7 +33,7 @@ def convert_checkpoint(path: Path, texts: TextFiles) -> Imported:
         if importer.recognises(contents):
             try:
                 with foreign("the checkpoint"):
-                    return importer.convert(contents, path.parent, texts)
+                    return importer.convert(contents, folder or path.parent, texts)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
     known = "; ".join(importer.SUPPORTED for importer in IMPORTERS)

@@ -16,7 +16,7 @@ from torch import Tensor
 from subquad.data.simple_tokenizers import IdsTokenizer
 from subquad.files import read_yaml
 from subquad.interop import linformer_models
-from subquad.interop.imported import Imported, TextFiles
+from subquad.interop.imported import ImportedRun, TextFiles
 from subquad.models import Model, Seq2Seq
 from subquad.models import model_from as build_model_from
 
@@ -34,7 +34,7 @@ def recognises(contents: Any) -> bool:
     return isinstance(state, Mapping) and "model.encoder.stacked.0.attention.qkv_proj.weight" in state
 
 
-def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Imported:  # noqa: ARG001
+def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ImportedRun:  # noqa: ARG001
     """The checkpoint as a run of ours."""
     state: Mapping[str, Tensor] = contents[WEIGHTS]
     if "linear.weight" not in state or not any(name.startswith("model.decoder.") for name in state):
@@ -42,7 +42,7 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
     config = _config(folder)
     found = linformer_models.model_from({**config, "pad": SYMBOLS["pad"]}, state).module
     tokenizer = IdsTokenizer(state["linear.weight"].shape[0], SYMBOLS)
-    return Imported(
+    return ImportedRun(
         origin=f"crybot/linformer, {config['model'].get('type', 'model')}",
         task="translation",
         model=_begun_with_eos(found),
@@ -52,7 +52,7 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
             "text goes in and comes out as numbers of BART's tokenizer: a source is 0 (its <s>) and its tokens, "
             "without the end",
             "source and target have a table of embeddings each, alike but for the symbol that a target begins with",
-            "no state of the optimiser: training goes on with a fresh one, at a constant learning rate",
+            "the optimiser's state is not taken: training goes on with a fresh one, at a constant learning rate",
         ],
     )
 

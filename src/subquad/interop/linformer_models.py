@@ -17,7 +17,7 @@ State = Mapping[str, Tensor]
 
 
 def model_from(config: Config, state: State) -> Imported[Model]:
-    """config: the original's YAML file, with `model` and `dataset.max_length`; state: its state dict.
+    """config: the original's YAML file, of which `model.n_heads` counts, and `pad`; state: its state dict.
 
     The output map that the original stores in every attention module and applies in none is left out.
     """

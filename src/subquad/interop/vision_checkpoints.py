@@ -1,5 +1,5 @@
 """Checkpoints of image classifiers in DeiT's layout: evit and pvt of the efficient-attention library, and the ViTs of
-PrimalAttention.
+PrimalAttention and of DeiT itself.
 
     checkpoint.pth      model (the state dict), args (the command line's options), epoch, and of training: optimizer
     classes.txt         beside it, where the user puts one: names of the classes in their order, one a line
@@ -16,15 +16,26 @@ from torch import Tensor
 from subquad.data.augment import AugmentOptions
 from subquad.data.tokenizer_base import decoded_text, file_bytes
 from subquad.interop import vision_models
-from subquad.interop.imported import Imported, TextFiles
+from subquad.interop.imported import ImportedRun, TextFiles
 from subquad.interop.pickles import options_of
 from subquad.models import Model
+from subquad.models.presets import merged
 from subquad.tasks.classification import Augmented
 
 SUPPORTED = "efficient-attention's evit_* and pvt_*, PrimalAttention's and DeiT's ViTs (DeiT's layout)"
-HEAD_WIDTH = 64  # of DeiT's models, whose names say how wide they are
+HEAD_WIDTH = 64  # of evit_*
+DEIT_HEADS = {192: 3, 384: 6, 768: 12}
+"""Of DeiT's models, tiny, small and base, by their widths."""
 PYRAMID_HEADS, REDUCTIONS = (1, 2, 5, 8), (8, 4, 2, 1)
 """Heads of the stages of pvt_*, twice as many where the name ends in 2; the last stage has softmax attention."""
+MIXING = {
+    "mixup": "mixup",
+    "cutmix": "cutmix",
+    "mixup_prob": "probability",
+    "mixup_switch_prob": "switch",
+    "smoothing": "smoothing",
+}
+"""DeiT's options and ours, of mixing images."""
 CLASSES = "classes.txt"
 SMALL = 32  # DeiT resizes no image of this side or less
 
@@ -40,7 +51,7 @@ def recognises(contents: Any) -> bool:
     return any(str(name).startswith(("patch_embed.", "patch_embed1.")) for name in state)
 
 
-def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Imported:  # noqa: ARG001
+def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ImportedRun:  # noqa: ARG001
     """The checkpoint as a run of ours."""
     args = options_of(contents.get("args") or {})
     state: State = contents["model"]
@@ -52,7 +63,10 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
     described = augment.model_dump(mode="json")
     epoch = int(contents.get("epoch", -1)) + 1
     train = {"epochs": max(1, epoch, int(args.get("epochs") or 0)), "aux_weight": float(args.get("eta") or 0.0)}
-    return Imported(
+    recipe = merged({"data": {"augment": described}, "train": train}, _training(args))
+    constant = recipe.get("schedule", {}).get("kind", "constant") == "constant"
+    rate = ", at a constant learning rate" if constant else ""
+    return ImportedRun(
         origin=f"{origin}, {name}",
         task="image-classification",
         model=model,
@@ -60,13 +74,40 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
             "classes": classes,
             "transform": {"kind": Augmented.kind, "options": described},
         },
-        recipe={"data": {"augment": described}, "train": train},
+        recipe=recipe,
         epoch=epoch,
         notes=[
             *notes,
-            "no state of the optimiser: training goes on with a fresh one, at a constant learning rate",
+            f"the optimiser's state is not taken: training goes on with a fresh one{rate}",
         ],
     )
+
+
+def _training(args: Args) -> dict[str, Any]:
+    """What DeiT's options say of the learning rate, weight decay, label smoothing, mixup and cutmix, where they do."""
+    found: dict[str, Any] = {}
+    if rate := float(args.get("lr") or 0.0):
+        found["schedule"] = {"kind": "constant", "lr": rate} | _cosine(args, rate)
+    if args.get("weight_decay") is not None and args.get("opt", "adamw") == "adamw":
+        betas = list(args.get("opt_betas") or (0.9, 0.999))
+        decay = {"weight_decay": float(args["weight_decay"]), "decay_vectors": False}  # biases and norms have none
+        found["optim"] = {"name": "adamw", "betas": betas, **decay}
+    mixing = {ours: float(args[theirs]) for theirs, ours in MIXING.items() if args.get(theirs) is not None}
+    if mixing.get("mixup") or mixing.get("cutmix"):
+        found["data"] = {"mixing": {"mixup": 0.0, "cutmix": 0.0, "smoothing": 0.0} | mixing}
+    elif "smoothing" in mixing:
+        found["train"] = {"smoothing": mixing["smoothing"]}
+    return found
+
+
+def _cosine(args: Args, rate: float) -> dict[str, Any]:
+    """The curve by epochs that DeiT follows unless it is told another."""
+    if args.get("sched") != "cosine" or not args.get("epochs"):
+        return {}
+    warmup = int(args.get("warmup_epochs") or 0)
+    start = {"warmup_epochs": warmup, "warmup_init": float(args.get("warmup_lr") or 0.0)} if warmup else {}
+    lowest = min(rate, float(args.get("min_lr") or 0.0))
+    return {"kind": "cosine-epochs", "min_lr": lowest, "epochs": int(args["epochs"]), **start}
 
 
 def _classes(path: Path, count: int) -> tuple[list[str], list[str]]:
@@ -87,8 +128,9 @@ def _model(name: str, args: Args, state: State) -> tuple[str, Model, int]:
     if "patch_embed1.proj.weight" in state:
         return "efficient-attention", vision_models.pyramid_from(pyramid_options(name, args, state), state).module, size
     if "cls_token" in state:
-        config = class_token_options(args, state)
-        return "PrimalAttention", vision_models.primal_vit_from(config, state).module, config["img"]
+        config = class_token_options(name, args, state)
+        origin = "PrimalAttention" if _primal(state) is not None else "DeiT"
+        return origin, vision_models.primal_vit_from(config, state).module, config["img"]
     return "efficient-attention", vision_models.evit_from(evit_options(name, args, state, size), state).module, size
 
 
@@ -129,15 +171,28 @@ def pyramid_options(name: str, args: Args, state: State) -> dict[str, Any]:
     }
 
 
-def class_token_options(args: Args, state: State) -> dict[str, Any]:
-    """Options of a ViT with a class token: its weights say all but how many positions primal attention samples."""
+def class_token_options(name: str, args: Args, state: State) -> dict[str, Any]:
+    """Options of a ViT with a class token: its weights say all but how many positions primal attention samples, and
+    how many heads softmax attention has."""
     dim, patch = state["head.weight"].shape[1], state["patch_embed.proj.weight"].shape[-1]
-    primal = next((value for name, value in state.items() if name.endswith(".attn.we")), None)
+    primal = _primal(state)
+    heads = primal.shape[0] if primal is not None else args.get("num_heads") or DEIT_HEADS.get(dim)
+    if heads is None:
+        widths = ", ".join(map(str, DEIT_HEADS))
+        raise ValueError(
+            f"{name} is {dim} wide, and nobody knows how many heads it has: args do not say num_heads, and without "
+            f"that only DeiT's widths ({widths}) are supported"
+        )
     return {
         "dim": dim,
-        "heads": dim // HEAD_WIDTH if primal is None else primal.shape[0],
+        "heads": int(heads),
         "img": isqrt(state["pos_embed"].shape[1] - 1) * patch,
         "patch": patch,
         "ln_eps": 1e-6,
         "rank_multi": int(args.get("rank_multi") or 10),
     }
+
+
+def _primal(state: State) -> Tensor | None:
+    """The first weight that only primal attention has, (heads, ...); None: all attention is softmax."""
+    return next((value for name, value in state.items() if name.endswith(".attn.we")), None)

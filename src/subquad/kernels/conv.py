@@ -18,6 +18,7 @@ and, for the softmax, softmax(logits) and softmax_gradient_(grad, taps) are thos
 
 import importlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -56,14 +57,18 @@ def _precision(x: Tensor) -> torch.dtype:
 
 def _implementation(x: Tensor) -> Any:
     """The module whose functions work on tensors where x is."""
-    return importlib.import_module(f"subquad.kernels.conv_{dispatch.chosen(x)}")
+    return _module(f"conv_{dispatch.chosen(x)}")
 
 
 def _softmax_implementation(x: Tensor) -> Any:
     """torch's softmax is a fused kernel on a GPU, but slow on the CPU for so few entries."""
-    return importlib.import_module(
-        "subquad.kernels." + ("softmax_cpu" if dispatch.chosen(x) == "cpu" else "conv_reference")
-    )
+    return _module("softmax_cpu" if dispatch.chosen(x) == "cpu" else "conv_reference")
+
+
+@cache
+def _module(name: str) -> Any:
+    """Of the kernels; numba and Triton take long to import."""
+    return importlib.import_module(f"subquad.kernels.{name}")
 
 
 # ---------------------------------------------------------------------- given taps

@@ -28,6 +28,7 @@ from subquad.kernels.numba_tools import (
     fused,
     index_type,
     load,
+    prefetch,
     run,
     totals_of,
     unsigned,
@@ -41,6 +42,8 @@ TASK_BYTES = 1 << 14
 """Weights of one task of a thread: they stay in the fastest cache while all rows pass."""
 FLOAT_LANES, INTEGER_LANES = 8, 16
 """Weights of a register."""
+AHEAD_BYTES, CACHE_LINE = 1 << 12, 64
+"""How far ahead weights are asked for, a line of a cache at a time: machines look no further than a page themselves."""
 REGISTERS = 4
 """The innermost loop is left with what does not fill so many registers; plain code does the rest."""
 
@@ -81,11 +84,21 @@ def _dot_products(rows: int, outputs: int, together: int, registers: int) -> Cal
                     after = fused(builder, inputs, weights, before)
                 builder.store(after, total)
 
+            def ask_ahead(place: Any, row: int) -> None:
+                """Asks for weights that will be read soon."""
+                at = builder.add(builder.add(w_at, builder.mul(step, step.type(row))), place)
+                size = w_type.dtype.bitwidth // 8
+                for line in range(AHEAD_BYTES, AHEAD_BYTES + lanes * size, CACHE_LINE):
+                    soon = builder.add(at, at.type(line // size))
+                    prefetch(builder, vector_at(context, builder, w_type, weight, soon, 1))
+
             for first in range(0, outputs, together):
                 some = range(first, first + together)
                 with cgutils.for_range(builder, builder.udiv(count, count.type(lanes)), intp=count.type) as loop:
                     place = builder.mul(loop.index, count.type(lanes))
                     weights = [piece(w_type, weight, w_at, n, place) for n in some]
+                    if rows == 1:  # memory decides, and a byte a weight is used up faster than it comes
+                        ask_ahead(place, first)
                     for r in range(rows):
                         inputs = piece(x_type, x, x_at, r, place)
                         for n, own in zip(some, weights, strict=True):

@@ -109,6 +109,15 @@ def load(builder: Any, pointer: Any, element_bytes: int) -> Any:
     return vector
 
 
+def prefetch(builder: Any, pointer: Any) -> None:
+    """Asks for what a pointer shows to, which need not exist, to be read soon."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    known = builder.module.globals.get("llvm.prefetch.p0i8")
+    function = known or ir.Function(builder.module, kind, "llvm.prefetch.p0i8")
+    builder.call(function, [builder.bitcast(pointer, byte), number(0), number(3), number(1)])  # data, to read, to keep
+
+
 def repeat(builder: Any, single: Any, width: int) -> Any:
     """A vector of `width` times the element of a vector of one."""
     first = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)

@@ -30,12 +30,12 @@ class Sinusoids(nn.Module):
     def __init__(self, dim: int, first: int, steps: int) -> None:
         """first: what number 0 counts as. steps: the last frequency is 10000^-(half - 1) / steps."""
         super().__init__()
-        self.dim, self.first, self.steps = dim, first, max(1, steps)
+        self.dim, self.first = dim, first
+        self.rate = float(torch.log(torch.tensor(10000.0, device="cpu")) / max(1, steps))  # rounded as fairseq does
 
     def forward(self, number: Tensor) -> Tensor:
         half = self.dim // 2
-        rate = torch.log(torch.tensor(10000.0, device=number.device)) / self.steps
-        frequency = torch.exp(torch.arange(half, device=number.device, dtype=torch.float32) * -rate)
+        frequency = torch.exp(torch.arange(half, device=number.device, dtype=torch.float32) * -self.rate)
         angle = (number + self.first).float()[..., None] * frequency
         waves = torch.cat([angle.sin(), angle.cos()], -1)
         return waves if self.dim % 2 == 0 else nn.functional.pad(waves, (0, 1))

@@ -5,6 +5,7 @@ attributes that its documentation names, and `_init_weights`, which every model 
 """
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from subquad.data.packages import optional_module
 from subquad.interop.card import CARD, model_card
 from subquad.interop.huggingface.cache import SubquadCache
 from subquad.interop.huggingface.config import SubquadConfig
@@ -22,6 +24,8 @@ from subquad.tasks.losses import Loss
 
 IGNORED = -100
 """The label of positions without a target, as everywhere in transformers."""
+SAVED_AGAIN = "\n*The model was loaded and saved again. What this card tells is from before that.*\n"
+"""The last line of a card that came along with the weights, which may have been trained since."""
 AnyOutput = TypeVar("AnyOutput", bound=ModelOutput)
 
 
@@ -36,6 +40,8 @@ class SubquadModel(PreTrainedModel):
     """The kinds of our models that it can hold."""
     usage: ClassVar[str]
     """How it is loaded, for the model card."""
+    card: str | None = None
+    """Of the folder that it was loaded from: it knows the recipe, data and metrics."""
 
     def __init__(self, config: SubquadConfig) -> None:
         super().__init__(config)
@@ -58,15 +64,50 @@ class SubquadModel(PreTrainedModel):
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"{pretrained_model_name_or_path} lacks weights of the model: {', '.join(missing[:10])}")
         restore_constants(model)
+        beside = Path(str(pretrained_model_name_or_path), options.get("subfolder") or "", CARD)
+        model.card = beside.read_text(encoding="utf-8") if beside.is_file() else None
         return found if with_info else model
 
     def save_pretrained(self, save_directory: Any, *inputs: Any, **options: Any) -> Any:
         """The base class's, with a model card unless the folder has one."""
+        if options.get("push_to_hub"):
+            raise ValueError("save_pretrained cannot push with the model's own card: call push_to_hub(NAME) instead")
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / CARD).exists():
-            (folder / CARD).write_text(model_card(self.model, self.usage, library="transformers"))
+            if self.card is not None:
+                text = self.card.removesuffix(SAVED_AGAIN) + SAVED_AGAIN
+            else:
+                text = model_card(self.model, self.usage, library="transformers")
+            (folder / CARD).write_text(text, encoding="utf-8")
         return super().save_pretrained(save_directory, *inputs, **options)
+
+    def push_to_hub(  # type: ignore[override]  # it names its options, the base class takes anything
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: bool | str | None = None,
+        max_shard_size: int | str = "50GB",
+        tags: list[str] | None = None,
+        **commit: Any,
+    ) -> Any:
+        """Does what the base class's does, which would put an empty form in the place of our card.
+
+        A card that the repository has already stays. commit: commit_message, commit_description, revision, create_pr.
+        """
+        hub = optional_module("huggingface_hub", "push_to_hub", "'subquad[hf]'")
+        name = hub.create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
+        known = hub.file_exists(name, CARD, token=token)
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, max_shard_size=max_shard_size)
+            if tags:
+                card = hub.ModelCard.load(Path(folder, CARD))
+                card.data.tags = list(dict.fromkeys([*(card.data.tags or ()), *tags]))
+                card.save(Path(folder, CARD))
+            commit = {"commit_message": f"Upload {type(self).__name__}"} | commit
+            left = {"ignore_patterns": [CARD]} if known else {}
+            return hub.upload_folder(repo_id=name, folder_path=folder, token=token, **left, **commit)
 
     @property
     def gradient_checkpointing(self) -> bool:

@@ -31,7 +31,7 @@ def save_huggingface(run: Loaded, out: Path) -> None:
     }
     wrapped = save[run.recipe.task](run, out)
     wrapped.config.aux_weight = run.recipe.train.aux_weight
-    (out / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"))
+    (out / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"), encoding="utf-8")
     wrapped.save_pretrained(out)
 
 

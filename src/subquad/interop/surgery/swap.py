@@ -10,7 +10,7 @@ the input computes what the model always computed. Everything else of the model 
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch import nn
 
@@ -123,9 +123,16 @@ def _notes(host: Host, mixer: Mixer) -> tuple[str, ...]:
     notes = []
     if host.attention_dropout and "attention_dropout" not in type(mixer.config).model_fields:
         notes.append(f"dropout of attention weights ({host.attention_dropout}) is gone: {mixer.name} has none")
+    if _regularises(mixer):
+        notes.append(f"the regulariser of {mixer.name}, which training here adds to the loss, is left out")
     if _loses_cache(host, mixer):
         notes.append(f"use_cache is now False, so that generating reads all again: {mixer.why_no_streaming()}")
     return tuple(notes)
+
+
+def _regularises(mixer: Mixer) -> bool:
+    """Whether it gives `aux` beside its output: where there is none, the type of `mix` says so."""
+    return any(kind is not None for kind in get_args(get_type_hints(mixer.mix).get("return"))[1:])
 
 
 def _loses_cache(host: Host, mixer: Mixer) -> bool:
@@ -144,5 +151,7 @@ def _changes(model: nn.Module, place: Place, host: Host, mixer: Mixer) -> list[C
         changes.append(Change(parent, name, getattr(parent, name), after.train(mixer.training)))
     if _loses_cache(host, mixer):
         settings = [host.config, getattr(model, "generation_config", None)]
-        changes += [Change(config, "use_cache", config.use_cache, False) for config in settings if config is not None]
+        # What is off already is left alone, so that two swaps can be undone in either order.
+        on = [config for config in settings if config is not None and config.use_cache is not False]
+        changes += [Change(config, "use_cache", config.use_cache, False) for config in on]
     return changes
