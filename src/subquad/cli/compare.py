@@ -94,13 +94,22 @@ def compare(
         raise ValueError(f"--baseline {baseline}: there is no such mechanism here; there are {', '.join(plan.labels)}")
     given = ["subquad", "compare", str(recipe), *(changes or []), "--mixers", mixers or ",".join(plan.labels)]
     given += [word for setting in set_ or [] for word in ("--set", setting)]
+    given += ["--baseline", baseline, "--seeds", ",".join(map(str, plan.seeds)), "--split", plan.split]
+    given += [
+        "--lengths",
+        ",".join(map(str, plan.lengths)),
+        "--tokens",
+        f"{plan.tokens}",
+        "--repeats",
+        f"{plan.repeats}",
+    ]
     from subquad.compare.runner import Comparison
 
     comparison = Comparison(out, plan, baseline, seconds, retry)
     if not merge:
         work(comparison, share)
     if only is None:
-        finish(comparison, recipe.stem, shlex.join([*given, "--seeds", ",".join(map(str, plan.seeds))]))
+        finish(comparison, recipe.stem, shlex.join(given))
 
 
 def make_plan(
