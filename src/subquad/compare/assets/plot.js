@@ -203,7 +203,7 @@ class Plot {
     else stepAside(places);
     for (const { series, x, y, text } of places) {
       const group = node("g", { class: `series s${series.style % 12}`, "data-label": series.name });
-      const flip = !atEnd && x + 12 + LETTER * series.name.length > this.width;
+      const flip = !atEnd && x + 12 + LETTER * series.name.length > this.box.right;
       const start = atEnd ? this.box.right + 14 : flip ? x - 12 : x + 12;
       if (atEnd) group.append(node("path", { class: "leader", d: `M${x + 7} ${y}L${this.box.right + 10} ${text}` }));
       const place = { class: "name", x: start, y: text + 4, "text-anchor": flip ? "end" : "start" };
