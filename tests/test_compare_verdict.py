@@ -37,6 +37,18 @@ def test_a_significant_loss_is_stated_with_its_gain() -> None:
     assert first.detail == "Difference −0.40 BLEU, 95% interval −0.60 to −0.20, p = 0.010, 1 seed."
 
 
+def test_a_difference_too_small_for_the_usual_digits_is_not_shown_as_zero() -> None:
+    result = bare()
+    trained(result, "softmax", [0.08])
+    trained(result, "eva", [0.082])
+    result.paired.append(paired("eva", 0.002, 0.01, width=0.001))
+    timed(result, "softmax", {2048: 31.0})
+    timed(result, "eva", {2048: 10.0})
+    first = verdict(result)[0]
+    assert first.text.endswith("and is better by 0.002 BLEU.")
+    assert first.detail.startswith("Difference +0.002 BLEU, 95% interval +0.001 to +0.003")
+
+
 def test_a_difference_that_is_not_significant_is_no_loss() -> None:
     result = bare()
     trained(result, "softmax", [27.5])

@@ -1,5 +1,6 @@
 """Numbers as people read them, in the table, the verdict and the page."""
 
+import math
 from collections.abc import Sequence
 
 from subquad.compare.estimates import CONFIDENCE, Crossover, Difference, Estimate
@@ -53,7 +54,14 @@ def interval(low: float, high: float, digits: int, sign: bool = False) -> str:
 
 
 def metric_value(metric: Metric, value: float, sign: bool = False) -> str:
-    return f"{number(value, metric.digits, sign)}{metric.unit}"
+    return f"{number(value, digits_of(metric, value), sign)}{metric.unit}"
+
+
+def digits_of(metric: Metric, value: float) -> int:
+    """Those of the metric, and more where a value would look like zero without being it."""
+    if value == 0 or not math.isfinite(value) or abs(value) >= 0.5 * 10**-metric.digits:
+        return metric.digits
+    return math.ceil(-math.log10(abs(value)))
 
 
 def estimate(metric: Metric, found: Estimate | None) -> str:
@@ -68,7 +76,7 @@ def estimate(metric: Metric, found: Estimate | None) -> str:
 
 def evidence(metric: Metric, found: Difference) -> str:
     """What a statement about a difference rests on."""
-    shown = interval(found.low, found.high, metric.digits, sign=True)
+    shown = interval(found.low, found.high, digits_of(metric, found.mean), sign=True)
     return f"{shown}, {probability(found.p)}, {seeds(found.seeds)}"
 
 
