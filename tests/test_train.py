@@ -140,7 +140,9 @@ def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:
 
 def test_a_run_directory_belongs_to_one_recipe(tmp_path: Path) -> None:
     given = recipe("image-classification", updates=5)
-    assert open_run(given, tmp_path / "run") is False
+    assert open_run(recipe("image-classification", updates=5, seed=2), tmp_path / "run") is False
+    assert open_run(given, tmp_path / "run") is False, "nothing was learned: the corrected recipe takes its place"
+    (tmp_path / "run" / "checkpoints" / "update-000000005").mkdir(parents=True)
     assert open_run(recipe("image-classification", updates=50), tmp_path / "run") is True, "longer is fine"
     with pytest.raises(ValueError, match=r"another recipe \(train\.seed differ\)"):
         open_run(recipe("image-classification", updates=5, seed=3), tmp_path / "run")

@@ -15,7 +15,8 @@ def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> di
     try:
         status = Path(path).stat()
     except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
+        several = "; several files are a list: [a, b]" if "," in str(path) else ""
+        raise ValueError(f"{path}: there is no such file{several}") from None
     if Path(path).is_dir():
         raise ValueError(f"{path} is a folder, a file is needed")
     quick = {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}

@@ -167,7 +167,10 @@ class FolderImages(EncodedImages):
             raise ValueError(f"{root} holds no class folders: images belong into {root}/<class>/")
         classes = list(classes) if classes is not None else folders
         if unknown := sorted(set(folders) - set(classes)):
-            raise ValueError(f"{root} has folders that are none of the classes: {', '.join(unknown[:10])}")
+            raise ValueError(
+                f"{root} has folders that are none of the classes: {', '.join(unknown[:10])}. The classes are "
+                f"the folders of the training images: {', '.join(classes[:10])}"
+            )
         if missing := [name for name in classes if name not in folders]:
             raise ValueError(f"{root} has no folder for {len(missing)} of the classes: {', '.join(missing[:10])}")
         self.files: list[Path] = []

@@ -96,10 +96,10 @@ def trace(part: Part) -> ExportedProgram:
     dims = {
         name: Dim(name, min=0 if name == "past" else 1, max=part.limits.get(name, LARGEST_AXIS))
         for name in dict.fromkeys(axis for name in part.inputs for axis in part.shapes[name] if isinstance(axis, str))
+        if part.limits.get(name) != 1  # what has one size is not open
     }
     free = tuple(
-        {number: dims[axis] for number, axis in enumerate(part.shapes[name]) if isinstance(axis, str)}
-        for name in part.inputs
+        {number: dims[axis] for number, axis in enumerate(part.shapes[name]) if axis in dims} for name in part.inputs
     )
     with torch.no_grad():
         # What torch cannot prove of all sizes is checked when the graph runs, and with sizes of all sorts before that.

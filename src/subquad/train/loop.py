@@ -110,6 +110,8 @@ class Trainer:
         if (path := latest(self.run / "checkpoints")) is not None:
             with foreign(f"the checkpoint {path}"):
                 self._resume(path)
+            if self._over():
+                self.progress.note(f"nothing to train: the run stands at update {self.update:,}, where the recipe ends")
         elif self.log is not None and not self.log.is_new:  # a run that ended before its first checkpoint
             self.log.resumed(0)
         validated, every = self.update, self.recipe.train.validate_every

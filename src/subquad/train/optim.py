@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.optim.adamw import adamw as adamw_
 
@@ -32,6 +32,13 @@ GROUP_STATE = ("lr_old",)
 
 class OptimConfig(Options):
     """Options of the optimiser. The learning rate is the schedule's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_rate(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "lr" in given:
+            raise ValueError("the learning rate is schedule.lr: optim has none")
+        return given
 
     name: Literal["adam", "adamw", "nag", "radam", "sgd"] = Field("adam", description="the optimiser")
     betas: tuple[float, float] = Field((0.9, 0.98), description="adam, adamw, radam: decay of the two averages")

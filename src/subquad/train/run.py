@@ -17,6 +17,7 @@ import yaml
 
 from subquad.environment import environment
 from subquad.files import read_yaml, write_json, write_text
+from subquad.train.checkpoint import checkpoints
 from subquad.train.recipe import Recipe
 
 RECIPE, ENVIRONMENT = "recipe.yaml", "environment.json"
@@ -41,10 +42,11 @@ OF_TRAINING = ("data", "optim", "schedule", "train", "checkpoints", "track", "de
 
 
 def open_run(recipe: Recipe, run: Path) -> bool:
-    """Writes the recipe of a new run, or compares it with that of an existing one; True if there was one."""
+    """Writes the recipe of a new run, or compares it with that of one that has learned something; True if it has."""
     data = recipe.model_dump(mode="json")
     path = run / RECIPE
-    if not path.exists():
+    trained = bool(checkpoints(run / "checkpoints")) or (run / IMPORTED).exists()
+    if not path.exists() or not trained:  # what failed before it had learned anything decides nothing
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / ENVIRONMENT, environment(torch.device("cpu")))
         write_text(path, yaml.safe_dump(data, sort_keys=False))

@@ -84,7 +84,10 @@ class Schedule:
             if self.total is None:
                 raise ValueError(f"a schedule of kind {config.kind} needs its length; give total, or the run's updates")
             if config.warmup_updates >= self.total:
-                raise ValueError(f"warmup_updates is {config.warmup_updates}; the run has only {self.total} updates")
+                raise ValueError(
+                    f"warmup_updates is {config.warmup_updates}; the run has only {self.total} updates: "
+                    "lower schedule.warmup_updates, or train longer"
+                )
         if config.kind == "cosine-epochs":
             if self.curve_epochs is None:
                 raise ValueError("a schedule of kind cosine-epochs needs its length; give epochs, or the run's epochs")
