@@ -62,8 +62,10 @@ def test_the_page_shows_every_line(folder: Path, lines: list[dict[str, Any]]) ->
         assert next(iter(line["labels"].values())) in page
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("part", "table"), [("two", "kill-two"), ("cells", "cells"), ("determinism", "determinism")])
-def test_nothing_is_lost_in_the_longer_parts(part: str, table: str, tmp_path: Path) -> None:
-    (line,) = tortured(tmp_path, part)
-    assert (line["table"], line["verdict"]) == (table, "met"), line
+@pytest.mark.parametrize("part", ["two", "cells", "determinism", "scale"])
+def test_nothing_is_lost_in_the_longer_parts(part: str, tmp_path: Path) -> None:
+    lines = tortured(tmp_path, part)
+    assert lines
+    for line in lines:
+        assert line["reason"] is None, line
+        assert line["verdict"] in ("met", ""), line  # efficiencies have no target

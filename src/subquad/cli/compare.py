@@ -95,14 +95,9 @@ def compare(
     given = ["subquad", "compare", str(recipe), *(changes or []), "--mixers", mixers or ",".join(plan.labels)]
     given += [word for setting in set_ or [] for word in ("--set", setting)]
     given += ["--baseline", baseline, "--seeds", ",".join(map(str, plan.seeds)), "--split", plan.split]
-    given += [
-        "--lengths",
-        ",".join(map(str, plan.lengths)),
-        "--tokens",
-        f"{plan.tokens}",
-        "--repeats",
-        f"{plan.repeats}",
-    ]
+    given += [word for one in run or [] for word in ("--run", one)]
+    given += ["--lengths", ",".join(map(str, plan.lengths))]
+    given += ["--tokens", str(plan.tokens), "--repeats", str(plan.repeats)]
     from subquad.compare.runner import Comparison
 
     comparison = Comparison(out, plan, baseline, seconds, retry)
