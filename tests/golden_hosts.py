@@ -1,5 +1,5 @@
 """Fixtures of whole models that are only hosts of a mechanism: PrimalAttention's classifiers of long texts and of time
-series, Linformer's RoBERTa. We ship no such models; they are put together here from our parts.
+series, which we do not ship and put together here from our parts, and Linformer's RoBERTa.
 
 The originals let padding leak into tokens; our mixers do not. So each host is run twice: as the original, where mixers
 are told of no padding and the host masks what the original masks; and by our contract, where every part is told.
@@ -8,22 +8,20 @@ are told of no padding and the host masks what the original masks; and by our co
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.interop import linformer, primal
-from subquad.interop.fairseq_models import FIRST_POSITION
+from subquad.interop import linformer_roberta, primal
 from subquad.interop.slots import Imported, Slot, Slots, fill, linear_slots, moved, stacked_slots, under
 from subquad.mixers import Mixer, build
-from subquad.mixers.linformer import Linformer
 from subquad.mixers.primal import Primal
-from subquad.nn.block import Block, Surroundings
+from subquad.models import MaskedLanguageModel
+from subquad.nn.block import Surroundings
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.feedforward import PLAIN
-from subquad.nn.heads import WordHead
 from subquad.nn.positions import LearnedPositions, count_tokens
 from subquad.nn.stack import MixerChoice, Stack, StackConfig, Stacked
 from tests.golden_files import OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
@@ -251,78 +249,28 @@ def check_time_series(fixture: Fixture) -> None:
 # ---------------------------------------------------------------------- Linformer: RoBERTa
 
 
-class RobertaHost(nn.Module):
-    """Embedding, post-norm blocks, and words scored by the embedding after one more map."""
-
-    def __init__(self, embedding: TokenEmbedding, stack: Stack) -> None:
-        super().__init__()
-        dim = embedding.dim
-        self.embedding, self.stack = embedding, stack
-        self.last, self.last_norm = nn.Linear(dim, dim), nn.LayerNorm(dim)
-        self.head = WordHead(dim, embedding.vocab, bias=True, tied=cast(nn.Embedding, embedding.tokens))
-
-    def features(self, tokens: Tensor, padding: Tensor | None) -> Stacked:
-        return self.stack(self.embedding(tokens, padding), Surroundings(padding))
-
-    def logits(self, features: Tensor) -> Tensor:
-        return self.head(self.last_norm(F.gelu(self.last(features))))
-
-
-def roberta_host(config: Config, weights: State) -> Imported[RobertaHost]:
-    encoder, dim, one_for_all = "encoder.sentence_encoder.", config["dim"], config["shared_layer_kv_compressed"]
-    renamed = {
-        "embed_dim": dim,
-        "num_heads": config["heads"],
-        "max_seq_len": config["max_positions"],
-        "shared_kv_compressed": config["shared_kv_compressed"],
-        "shared_compress_layer": one_for_all,
-        "freeze_compress": config.get("freeze_compress", 0),
+def roberta_arguments(config: Config) -> dict[str, Any]:
+    """The fixture's config under the names of the original's arguments."""
+    compression = ("shared_kv_compressed", "shared_layer_kv_compressed", "freeze_compress")
+    return {
+        "encoder_attention_heads": config["heads"],
+        "activation_fn": config["activation"].partition("(")[0],
+        **{name: config[name] for name in compression if name in config},
     }
-    mixers: list[Mixer] = []
-    slots: Slots = {}
-    for number in range(config["layers"]):
-        layer = f"{encoder}layers.{number}."
-        imported = linformer.mixer_from(renamed, under(weights, f"{layer}self_attn."))
-        mixers.append(imported.module)
-        places = block_slots(imported, "self_attn.", ("self_attn_layer_norm", "final_layer_norm"), ("fc1", "fc2"))
-        slots |= moved(places, layer, f"stack.blocks.{number}.")
-    activation = config["activation"].partition("(")[0]
-    stack = stack_of(mixers, hidden=config["ffn"], activation=activation, norm="post")
-    if one_for_all:
-        compression = Slot("stack.blocks.0.mixer.compress_k")
-        slots |= {name: compression for name in slots if ".compress_" in name}
-        slots |= {f"{encoder}compress_layer.weight": compression}
-        layers = [cast(Linformer, cast(Block, block).mixer) for block in stack.blocks]
-        for mixer in layers[1:]:
-            mixer.share_compression(layers[0])
-
-    embedded = EmbeddingConfig(
-        positions="learned", max_length=config["max_positions"], scale=False, norm=True, pad=config["pad"]
-    )
-    slots |= {
-        f"{encoder}embed_tokens.weight": Slot("embedding.tokens.weight"),
-        f"{encoder}embed_positions.weight": Slot("embedding.positions.table", source=slice(FIRST_POSITION, None)),
-        "encoder.lm_head.weight": Slot("embedding.tokens.weight"),
-        "encoder.lm_head.bias": Slot("head.bias"),
-    }
-    slots |= linear_slots(f"{encoder}layernorm_embedding", "embedding.norm")
-    slots |= linear_slots("encoder.lm_head.dense", "last") | linear_slots("encoder.lm_head.layer_norm", "last_norm")
-    unused = [name for name in weights if re.search(r"(\.version|\.compress_(k|v|layer)\.bias)$", name)]
-    host = RobertaHost(TokenEmbedding(config["vocab"], dim, embedded), stack)
-    return fill(host, weights, slots, unused)
 
 
 def check_roberta(fixture: Fixture) -> None:
     """The original zeroes embedded padding, and reads what later layers make of it as if it were tokens."""
     config, tokens = fixture.config, fixture["in.tokens"]
-    imported = roberta_host(config, fixture.under("weights."))
-    host, padding = imported.module.eval(), tokens == config["pad"]
-    states = [host.embedding(tokens, padding)]
-    hooks = [block.register_forward_hook(lambda _, __, done: states.append(done[0])) for block in host.stack.blocks]
-    features = host.stack(states[0], Surroundings()).x
+    imported = linformer_roberta.model_from(roberta_arguments(config), fixture.under("weights."))
+    model, padding = imported.module.eval(), tokens == config["pad"]
+    assert isinstance(model, MaskedLanguageModel)
+    states = [model.embedding(tokens, padding)]
+    hooks = [block.register_forward_hook(lambda _, __, done: states.append(done[0])) for block in model.encoder.blocks]
+    features = model.encoder(states[0], Surroundings()).x
     for hook in hooks:
         hook.remove()
-    logits = host.logits(features)
+    logits = model.head(model.words(features))
     loss = F.cross_entropy(logits[~padding], tokens[~padding], reduction="sum")
     for number, state in enumerate(states):
         golden = fixture[f"out.inner_state.{number}"].transpose(0, 1)
@@ -331,4 +279,4 @@ def check_roberta(fixture: Fixture) -> None:
     assert_close(logits, fixture["out.logits"], OUTPUT_TOLERANCE, "logits")
     assert_close(loss.view(1), fixture["out.loss_ce_sum_nonpad_selfpred"], OUTPUT_TOLERANCE, "loss")
     check_gradients(fixture, imported, loss)
-    check_contract(host.features, tokens, padding, features)
+    check_contract(model.features, tokens, padding, features)

@@ -158,6 +158,14 @@ def test_skipped_blocks_cannot_be_sharded() -> None:
         SharedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
 
 
+def test_weights_of_another_block_cannot_be_sharded() -> None:
+    mixer = {"name": "linformer", "share_kv": True, "share_layers": True}
+    stack = {**STACK, "layers": 2, "mixer": mixer}
+    model = model_from({"kind": "masked-language-model", "vocab": 9, "dim": 16, "encoder": stack})
+    with pytest.raises(ValueError, match=r"train\.sharded: share_layers"):
+        SharedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
+
+
 @pytest.mark.parametrize("count", range(1, 12))
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_worker_has_as_many_batches_and_each_batch_counts_once(count: int, world: int) -> None:

@@ -388,7 +388,6 @@ def test_an_encoder_alone_is_refused(tmp_path: Path, capsys) -> None:
 # ---------------------------------------------------------------------- what cannot be a run
 
 HOSTS = [
-    *[(case, "the official Linformer") for case in found(LINFORMER, "official_roberta_*")],
     *[(case, "the Long Range Arena") for case in found(PRIMAL, "lra_primal*")],
     *[(case, "PrimalAttention_TimeSeries") for case in found(PRIMAL, "ts_primal*")],
     *[(case, "PrimalAttention_RL") for case in found(PRIMAL, "rl_attn*")],

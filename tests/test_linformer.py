@@ -1,10 +1,14 @@
 """Linformer beyond what every mechanism is tested for: compression, its sharing, its limits."""
 
+import copy
+
 import pytest
 import torch
 
 from subquad.mixers import build
 from subquad.mixers.linformer import Linformer, LinformerContext
+from subquad.nn.block import Surroundings
+from subquad.nn.stack import MixerChoice, Stack, StackConfig
 from tests.golden_files import assert_close
 
 T = 7
@@ -74,14 +78,38 @@ def test_a_frozen_compression_is_not_trained() -> None:
 def test_layers_share_their_compression(share_kv: bool) -> None:
     first, second = (Linformer(dim=16, heads=4, slots=3, share_kv=share_kv) for _ in range(2))
     second.share_compression(first)
-    assert second.compress_k is first.compress_k
-    assert second.compress_v is first.compress_v
+    second.qkv.load_state_dict(first.qkv.state_dict())
+    second.out.load_state_dict(first.out.state_dict())
     x = torch.randn(1, T, 16)
+    assert torch.equal(second(x).y, first(x).y)
     second(x).y.square().sum().backward()
     assert first.compress_k.grad is not None
     assert first.compress_k.grad.abs().max() > 0
     layers = torch.nn.ModuleList([first, second])
-    assert sum("compress" in name for name, _ in layers.named_parameters()) == (1 if share_kv else 2)
+    assert sum("compress" in name for name in layers.state_dict()) == (1 if share_kv else 2)
+
+
+def test_layers_of_a_stack_share_one_matrix() -> None:
+    options = {"name": "linformer", "slots": 3, "max_length": T, "share_kv": True}
+    own, shared = (
+        Stack(
+            StackConfig(dim=16, heads=4, layers=3, mixer=MixerChoice(name="linformer", **options, share_layers=share))
+        )
+        for share in (False, True)
+    )
+    assert sum("compress" in name for name in own.state_dict()) == 3
+    assert [name for name in shared.state_dict() if "compress" in name] == ["blocks.0.mixer.compress_k"]
+    weights = shared.state_dict()
+    alike = {name: weights.get(name, weights["blocks.0.mixer.compress_k"]) for name in own.state_dict()}
+    own.load_state_dict(alike)
+    x = torch.randn(2, T, 16)
+    for stack in (shared, copy.deepcopy(shared)):
+        assert torch.equal(stack(x, Surroundings()).x, own(x, Surroundings()).x)
+
+
+def test_a_matrix_of_all_layers_serves_keys_and_values() -> None:
+    with pytest.raises(ValueError, match="linformer: share_layers=True needs share_kv=True"):
+        Linformer(dim=16, heads=4, share_layers=True)
 
 
 @pytest.mark.parametrize("other", [{"slots": 4}, {"max_length": 9}, {"share_kv": True}])

@@ -20,6 +20,11 @@ SIDES: dict[str, tuple[str, ...]] = {
 }
 
 
+def prepared_for(task: str) -> str:
+    """The task that text is prepared for: masked language models read what language models do."""
+    return "language-model" if task == "masked-language-model" else task
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A prepared folder. changes: what the call that returned it did, by tokenizer and split."""

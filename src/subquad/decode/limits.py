@@ -5,7 +5,7 @@ from typing import cast
 from torch import nn
 
 from subquad.mixers import Mixer
-from subquad.models import LanguageModel, Seq2Seq, TextClassifier
+from subquad.models import LanguageModel, MaskedLanguageModel, Seq2Seq, TextClassifier
 from subquad.nn.block import Block
 from subquad.nn.embeddings import TokenEmbedding
 
@@ -16,10 +16,10 @@ def longest_source(model: Seq2Seq) -> int | None:
     return _least(model.source, model.encoder, *filter(None, crosses))
 
 
-def longest_text(model: Seq2Seq | LanguageModel | TextClassifier) -> int | None:
-    """Most tokens that a decoder or a classifier reads, what it begins with included; None: any number."""
+def longest_text(model: Seq2Seq | LanguageModel | MaskedLanguageModel | TextClassifier) -> int | None:
+    """Most tokens that a decoder reads, or a model without one, what it begins with included; None: any number."""
     embedding = model.target if isinstance(model, Seq2Seq) else model.embedding
-    stack = model.encoder if isinstance(model, TextClassifier) else model.decoder
+    stack = model.decoder if isinstance(model, Seq2Seq | LanguageModel) else model.encoder
     return _least(embedding, *(cast(Block, block).mixer for block in stack.blocks))
 
 

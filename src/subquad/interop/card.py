@@ -27,6 +27,7 @@ CARD = "README.md"
 PURPOSES = {
     "encoder-decoder": ("translation", "Encoder-decoder"),
     "language-model": ("text-generation", "Language model"),
+    "masked-language-model": ("fill-mask", "Masked language model"),
     "text-classifier": ("text-classification", "Classifier of text"),
     "vision": ("image-classification", "Vision transformer"),
     "pyramid": ("image-classification", "Pyramid vision transformer"),

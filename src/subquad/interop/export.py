@@ -4,6 +4,7 @@
                        step      a token, memory, state        ->  logits of the next token, state
     language model     model     tokens, their padding         ->  logits of the next token at every position
                        step      a token, state                ->  logits of the next token, state
+    masked             model     tokens, their padding         ->  logits of the word at every position
     classifiers        model     tokens and padding, or images ->  logits of the classes
 
 Batch and length are free; images have the size that the model was trained on. Padding is True where there is no token.
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from subquad.decode.limits import longest_text
-from subquad.models import LanguageModel, Model, Pyramid, TextClassifier, VisionTransformer
+from subquad.models import LanguageModel, MaskedLanguageModel, Model, Pyramid, TextClassifier, VisionTransformer
 from subquad.models.base import Output
 
 Shape = tuple[int | str, ...]
@@ -57,7 +58,7 @@ class Whole(nn.Module):
         return (found.logits,)
 
 
-def whole_of_text(model: LanguageModel | TextClassifier) -> Part:
+def whole_of_text(model: LanguageModel | MaskedLanguageModel | TextClassifier) -> Part:
     most = longest_text(model)
     tokens = torch.zeros(EXAMPLE_BATCH, example_time(most), dtype=torch.int64)
     of_logits: Shape = ("batch", "time", model.config.vocab)

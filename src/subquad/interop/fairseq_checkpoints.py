@@ -1,5 +1,5 @@
 """Checkpoints of fairseq, in the layout of 2019 and today's: convolutions and transformers, to translate or to model
-language.
+language, and the Linformer of its examples, to find hidden words.
 
     checkpoint.pt                      args or cfg, model, and of training: optimizer_history, extra_state, ...
     dict.de.txt, dict.en.txt           beside it, where the checkpoint says its data is, or named; dict.txt of an LM
@@ -16,15 +16,19 @@ from subquad.data.fairseq_text import FairseqDictionary, SubwordCodes
 from subquad.data.simple_tokenizers import MosesTokenizer, WordTokenizer
 from subquad.data.tokenizer_base import decoded_text, file_bytes
 from subquad.data.tokenizers import Tokenizer
-from subquad.interop import fairseq_models
+from subquad.interop import fairseq_models, linformer_roberta
 from subquad.interop.fairseq_optimizer import moments_of
 from subquad.interop.fairseq_settings import Sections, Settings, sections_of, settings_of
 from subquad.interop.imported import ImportedRun, TextFiles
-from subquad.models import Model, Seq2Seq
+from subquad.models import MaskedLanguageModel, Model, Seq2Seq
 
-FAMILIES = ("lightconv_lm", "lightconv", "transformer_lm", "transformer")
+FAMILIES = ("lightconv_lm", "lightconv", "transformer_lm", "transformer", "linformer_roberta")
 """What the names of supported architectures are or begin with."""
-TASKS = {"translation": "translation", "language_modeling": "language-model"}
+TASKS = {
+    "translation": "translation",
+    "language_modeling": "language-model",
+    "masked_lm": "masked-language-model",
+}
 """fairseq's names and ours."""
 CODES = ("bpecodes", "code")
 """What the published models call their file of codes."""
@@ -45,14 +49,16 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
     settings = settings_of(contents)
     _check(settings)
     state: Mapping[str, Tensor] = contents["model"]
+    masked = TASKS[settings.all["task"]] == "masked-language-model"
     try:
-        found = fairseq_models.model_from(settings.model, state)
+        found = (linformer_roberta if masked else fairseq_models).model_from(settings.model, state)
     except KeyError as error:
         raise ValueError(f"{settings.architecture} is incomplete: it has no option or weight {error}") from error
     history = contents.get("optimizer_history") or [{}]
     update = int(history[-1].get("num_updates", 0))
     sections = sections_of(settings.all, update)
-    moments = moments_of(contents.get("last_optimizer_state"), state, found)
+    # fairseq numbers moments without frozen weights, and counts shared ones once: not followed for the Linformer
+    moments = None if masked else moments_of(contents.get("last_optimizer_state"), state, found)
     if moments is None or sections.recipe["optim"]["name"] != "adam":
         sections.notes.append("no state of the optimiser is taken: training goes on with a fresh one")
         moments = {}
@@ -75,6 +81,8 @@ def _check(settings: Settings) -> None:
         raise ValueError(f"fairseq's architecture {name!r} is not supported; supported: {', '.join(FAMILIES)}")
     if task not in TASKS:
         raise ValueError(f"fairseq's task {task!r} is not supported; supported: {', '.join(TASKS)}")
+    if (task == "masked_lm") != name.startswith("linformer_roberta"):
+        raise ValueError(f"fairseq's {name} for task {task} is not supported; masked_lm is, with linformer_roberta")
     if settings.model.get("cross_self_attention"):
         raise ValueError(f"{name} with cross_self_attention is not supported; without it, {name} is")
 
@@ -99,7 +107,8 @@ def _tokenizers(
     if not isinstance(model, Seq2Seq):
         if texts.dict_target is not None:
             raise ValueError("a language model has one dictionary: name it with --dict-source alone")
-        dictionary = _dictionary("dict.txt", texts.dict_source, "--dict-source", places, model.config.vocab)
+        size = model.config.vocab - isinstance(model, MaskedLanguageModel)  # what hides words is in no dictionary
+        dictionary = _dictionary("dict.txt", texts.dict_source, "--dict-source", places, size)
         return {"text": _tokenizer(dictionary, codes, None)}
     sides = {
         "source": ("source_lang", texts.dict_source, "--dict-source", model.config.source_vocab),

@@ -62,8 +62,10 @@ def sections_of(settings: Values, update: int) -> Sections:
     found.recipe["train"] = _train(settings, update)
     _add_optimizer(found, settings)
     _add_schedule(found, settings)
-    if settings.get("task") == "language_modeling":
+    if settings.get("task") in ("language_modeling", "masked_lm"):
         found.recipe["data"] = {"blocks": _blocks(settings)}
+    if settings.get("task") == "masked_lm":
+        found.recipe["data"]["masking"] = _masking(settings)
     return found
 
 
@@ -141,6 +143,11 @@ def _schedule(name: str, settings: Values, rate: float) -> dict[str, Any]:
 def _blocks(settings: Values) -> dict[str, Any]:
     breaks = str(settings.get("sample_break_mode") or "none").lower()
     return {"tokens_per_sample": int(settings.get("tokens_per_sample") or 1024), "breaks": BREAKS.get(breaks, "none")}
+
+
+def _masking(settings: Values) -> dict[str, float]:
+    names = {"share": ("mask_prob", 0.15), "kept": ("leave_unmasked_prob", 0.1), "random": ("random_token_prob", 0.1)}
+    return {ours: _number(settings, theirs, default) for ours, (theirs, default) in names.items()}
 
 
 def _first(given: Any, default: Any) -> Any:

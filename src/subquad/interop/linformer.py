@@ -33,7 +33,9 @@ def _official(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Impor
         slots=weights["compress_k.weight"].shape[0],
         max_length=config["max_seq_len"],
         share_kv=shared,
+        share_layers=bool(config["shared_compress_layer"]),
         frozen=bool(config["freeze_compress"]),
+        attention_dropout=config.get("dropout", 0.0),
     )
     slots["compress_k.weight"] = Slot("compress_k")
     if "compress_v.weight" in weights:  # where shared, a second name of the same matrix

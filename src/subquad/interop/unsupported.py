@@ -4,11 +4,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HOSTS = {
-    ".self_attn.compress_k.weight": (
-        "the official Linformer (a RoBERTa that fills in masked words)",
-        "crybot/linformer's translation models",
-        "subquad.interop.linformer",
-    ),
     "seq_classifer.mlpblock.0.weight": (
         "the Long Range Arena (a classifier of texts), as in PrimalAttention_LRA",
         "PrimalAttention's language models and image classifiers",

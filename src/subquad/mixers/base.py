@@ -91,6 +91,10 @@ class Mixer(nn.Module):
         """Cross-attention of x to a remembered context. Every position of x is treated alike, on its own."""
         raise NotImplementedError
 
+    def share_within_stack(self, first: Any) -> None:  # noqa: ARG002
+        """Shares with the first layer of this mechanism in a stack what the options say that layers share: nothing."""
+        return
+
     def sees_grid(self, grid: tuple[int, int]) -> bool:  # noqa: ARG002
         """Whether a given grid is used as one; otherwise it is read as a sequence."""
         return self.capabilities.grid

@@ -36,12 +36,15 @@ class LinformerConfig(SoftmaxConfig):
     )
     share_kv: bool = Field(False, description="one matrix compresses both keys and values")
     per_head: bool = Field(False, description="a matrix for each head; needs order='project-first'")
+    share_layers: bool = Field(False, description="one matrix compresses in all layers of a stack; needs share_kv=True")
     frozen: bool = Field(False, description="the compression stays as it was initialised")
 
     def check(self) -> None:
         super().check()
         if self.per_head and self.order != "project-first":
             raise ValueError("per_head=True needs order='project-first': before the projection there are no heads")
+        if self.share_layers and not self.share_kv:
+            raise ValueError("share_layers=True needs share_kv=True: one matrix serves keys and values of all layers")
         if self.rotary:
             raise ValueError("rotary=True is not possible: slots mix all positions, so a key has none")
 
@@ -72,6 +75,7 @@ class Linformer(SoftmaxHeads):
     def __init__(self, config: LinformerConfig | None = None, /, **options: object) -> None:
         super().__init__(config, **options)
         config = self.config
+        self.owner: list[Linformer] = []  # in a list: the layer whose matrices these are registers them, we do not
         heads = (config.heads,) if config.per_head else ()
         shape = (*heads, config.slots, config.max_length)
         self.compress_k = nn.Parameter(torch.empty(shape), requires_grad=not config.frozen)
@@ -92,15 +96,20 @@ class Linformer(SoftmaxHeads):
             else:
                 nn.init.xavier_uniform_(matrix, gain=2**-0.5)
 
+    def share_within_stack(self, first: "Linformer") -> None:
+        if self.config.share_layers:
+            self.share_compression(first)
+
     def share_compression(self, other: "Linformer") -> None:
-        """Uses the compression matrices of `other` from now on: the same parameters, trained by both layers."""
+        """Uses the compression matrices of `other` from now on: its parameters, trained by both layers."""
         ours, theirs = ([tuple(matrix.shape) for matrix in layer._compressions()] for layer in (self, other))
         if ours != theirs:
             raise ValueError(
                 f"{self.name}: compression matrices can be shared between layers of the same slots, max_length, "
                 f"per_head and share_kv only (this layer has {ours}, the other {theirs})"
             )
-        self.compress_k, self.compress_v = other.compress_k, other.compress_v
+        del self.compress_k, self.compress_v
+        self.owner = [other]
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         return self.recall(x, self.remember(x, layout)), None
@@ -113,8 +122,8 @@ class Linformer(SoftmaxHeads):
             )
         # copied columns, not a slice: a slice is contiguous at max_length only, and compiled graphs specialise on that
         first = torch.arange(time, device=context.device)
-        of_keys = self.compress_k.index_select(-1, first)
-        of_values = of_keys if self.compress_v is None else self.compress_v.index_select(-1, first)
+        of_keys, *rest = (matrix.index_select(-1, first) for matrix in self._compressions())
+        of_values = rest[0] if rest else of_keys
         if self.config.order == "project-first":
             k, v = self.project_part(context, 1, 3)
             if layout.valid is not None:  # tokens that are not there are zeros, but their projections are the biases
@@ -136,4 +145,5 @@ class Linformer(SoftmaxHeads):
         return f"{self.name} streams only as cross-attention: over its own sequence every slot mixes all positions"
 
     def _compressions(self) -> list[nn.Parameter]:
-        return [self.compress_k] if self.compress_v is None else [self.compress_k, self.compress_v]
+        owner = self.owner[0] if self.owner else self
+        return [owner.compress_k] if owner.compress_v is None else [owner.compress_k, owner.compress_v]

@@ -3,6 +3,7 @@
 from subquad.models.base import MODELS, Model, ModelConfig, Output, model_from
 from subquad.models.classifier import TextClassifier, TextClassifierConfig
 from subquad.models.language import LanguageModel, LanguageModelConfig
+from subquad.models.masked import MaskedLanguageModel, MaskedLanguageModelConfig
 from subquad.models.presets import PRESETS, build_model, preset
 from subquad.models.pyramid import Pyramid, PyramidConfig
 from subquad.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -14,6 +15,8 @@ __all__ = [
     "PRESETS",
     "LanguageModel",
     "LanguageModelConfig",
+    "MaskedLanguageModel",
+    "MaskedLanguageModelConfig",
     "Model",
     "ModelConfig",
     "Output",

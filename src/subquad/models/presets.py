@@ -17,6 +17,7 @@ DECODER_KERNELS = [3, 7, 15, 31, 31, 31]
 WMT_VOCAB, WIKI103_VOCAB, GBW_VOCAB = 32768, 267744, 793_302
 IWSLT_SOURCE, IWSLT_TARGET = 8848, 6632
 BART_VOCAB = 50272
+ROBERTA_VOCAB = 50265
 
 
 def _translation(dim: int, hidden: int, heads: int, dropout: float, attention_dropout: float, shared: bool) -> Data:
@@ -110,6 +111,20 @@ def _linformer_translation(slots: int | None) -> Data:
     }
 
 
+def _linformer_roberta(dim: int, heads: int, layers: int) -> Data:
+    """fairseq's examples/linformer: a RoBERTa whose keys and values are a quarter of its 512 positions."""
+    mixer = {"name": "linformer", "slots": 128, "max_length": 512, "attention_dropout": 0.1}
+    stack = {"layers": layers, "heads": heads, "hidden": 4 * dim, "activation": "gelu", "dropout": 0.1, "mixer": mixer}
+    embedding = {"positions": "learned", "max_length": 512, "scale": False, "norm": True, "dropout": 0.1}
+    return {
+        "kind": "masked-language-model",
+        "vocab": ROBERTA_VOCAB,
+        "dim": dim,
+        "embedding": embedding,
+        "encoder": stack,
+    }
+
+
 def _evit(dim: int, heads: int, patch: int) -> Data:
     """DeiT without a class token, as the efficient-attention library builds it."""
     encoder = {
@@ -155,6 +170,8 @@ PRESETS: dict[str, Data] = {
     "primal_lm": _language(WIKI103_VOCAB, {"name": "softmax*5,primal", "rank": 30}),
     "vanilla_translation": _linformer_translation(None),
     **{f"linformer_translation_k{slots}": _linformer_translation(slots) for slots in (32, 64, 128)},
+    "linformer_roberta_base": _linformer_roberta(768, 12, 12),
+    "linformer_roberta_large": _linformer_roberta(1024, 16, 24),
     **{f"evit_{size}_p{patch}": _evit(*EVIT_SIZES[size], patch) for size in EVIT_SIZES for patch in (8, 16)},
     "pvt_v2_b3": _pyramid([64, 128, 320, 512], [3, 4, 18, 3], [2, 4, 10, 16], [8, 8, 4, 4]),
     # small ones, for two cores and a few minutes
@@ -167,6 +184,7 @@ PRESETS: dict[str, Data] = {
         "decoder": SMALL_STACK,
     },
     "lm_small": {"kind": "language-model", "vocab": 4096, "dim": 128, "decoder": SMALL_STACK},
+    "masked_small": {"kind": "masked-language-model", "vocab": 4096, "dim": 128, "encoder": SMALL_STACK},
     "text_small": {"kind": "text-classifier", "vocab": 4096, "classes": 2, "dim": 128, "encoder": SMALL_STACK},
     "vision_small": {
         "kind": "vision",

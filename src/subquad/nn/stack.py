@@ -183,6 +183,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(
             self._block(mixer, cross, rate) for mixer, cross, rate in zip(mixers, crosses, rates, strict=True)
         )
+        self._share_between_layers()
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.ends_with_norm else None
         self.recompute = False  # set by training: a block's inputs are kept, the rest is computed again when needed
 
@@ -201,6 +202,13 @@ class Stack(nn.Module):
             input_dropout=config.input_dropout,
             drop_path=rate,
         )
+
+    def _share_between_layers(self) -> None:
+        for place in ("mixer", "cross"):
+            first: dict[type[Mixer], Mixer] = {}
+            for mixer in (getattr(block, place) for block in self.blocks):
+                if mixer is not None and (owner := first.setdefault(type(mixer), mixer)) is not mixer:
+                    mixer.share_within_stack(owner)
 
     def _mixer(self, choice: tuple[str, dict[str, Any]], causal: bool) -> Mixer:
         name, options = choice

@@ -24,10 +24,11 @@ from subquad.evaluate.bleu import bleu, chrf, compound_bleu, word_bleu, word_spl
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits, perplexity
 from subquad.evaluate.report import Evaluation
-from subquad.models import LanguageModel, Seq2Seq
+from subquad.models import LanguageModel, MaskedLanguageModel, Seq2Seq
 from subquad.tasks.base import Samples, moved
 from subquad.tasks.classification import ImageSamples, transform_from
 from subquad.tasks.language import block_losses
+from subquad.tasks.masked import MaskedSamples, hidden_losses
 from subquad.tasks.translation import Pairs, pair_losses
 from subquad.train.distributed import Workers
 from subquad.train.loaded import Loaded
@@ -64,6 +65,8 @@ def evaluate_run(
             return _translation(loaded, split, shared)
         if loaded.recipe.task == "language-model":
             return _language(loaded, split, context_window, shared)
+        if loaded.recipe.task == "masked-language-model":
+            return _masked(loaded, split, shared)
         return _images(loaded, split, shared)
 
 
@@ -186,6 +189,25 @@ def _language(loaded: Loaded, split: str, context_window: int, shared: _Shared) 
     settings = {"context_window": context_window, **options.model_dump(mode="json")}
     data = {"sha256": _digest(samples), "text": origin}
     return Evaluation("language-model", split, len(lines), lost, measures, data, settings, counts)
+
+
+def _masked(loaded: Loaded, split: str, shared: _Shared) -> Evaluation:
+    model, tokenizer, recipe = loaded.model, loaded.tokenizer("text"), loaded.recipe.data
+    assert isinstance(model, MaskedLanguageModel)
+    texts, origin = text_of(loaded, split)
+    store = TokenLines(tokenizer.encode_batch([line for (line,) in texts]))
+    samples = MaskedSamples(store, recipe.blocks, recipe.masking, tokenizer)
+    losses = shared.rows(
+        samples, lambda batch: hidden_losses(model, moved(batch, loaded.device), tokenizer.pad), "pieces of text scored"
+    )
+    hidden = recipe.masking
+    how = f"hidden:{hidden.share:g}, {hidden.kept:g} kept, {hidden.random:g} random"
+    how += f"|sample:{recipe.blocks.tokens_per_sample}|breaks:{recipe.blocks.breaks}"
+    measures = {"ppl": perplexity(losses, signature=f"per:hidden token|{how}|tokenizer:{tokenizer.fingerprint()[:12]}")}
+    counts = {"hidden tokens": int(losses[:, 1].sum()), "tokens": samples.blocks.total, "pieces": len(losses)}
+    settings = {"masking": hidden.model_dump(mode="json"), **recipe.blocks.model_dump(mode="json")}
+    data = {"sha256": _digest(texts), "text": origin}
+    return Evaluation("masked-language-model", split, len(texts), 0, measures, data, settings, counts)
 
 
 def text_of(loaded: Loaded, split: str, most: int | None = None) -> tuple[list[tuple[str, ...]], str]:

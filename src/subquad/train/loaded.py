@@ -18,12 +18,15 @@ from subquad.models.storage import load_weights
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, Task
 from subquad.tasks.classification import ClassificationTask
 from subquad.tasks.language import LanguageTask
+from subquad.tasks.masked import MaskedTask
 from subquad.tasks.translation import TranslationTask
 from subquad.train.checkpoint import Ranking, best, checkpoints, load_weights_of, read_state
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import RECIPE
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (TranslationTask, LanguageTask, ClassificationTask)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (TranslationTask, LanguageTask, MaskedTask, ClassificationTask)
+}
 FREE = ("decode", "data")
 """Sections of a recipe that may be changed for a model that is trained already."""
 

@@ -16,6 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from subquad.data.batches import shard
+from subquad.mixers import Mixer
 from subquad.models import Model
 from subquad.nn.block import Block
 from subquad.nn.stack import Stack
@@ -109,6 +110,11 @@ def _sharded(module: nn.Module, workers: Workers) -> nn.Module:
     if _skips_blocks(module):
         raise ValueError(
             "train.sharded: layer_drop lets each process skip other blocks, but a shard is needed by all; set one to 0"
+        )
+    if any(getattr(part, "owner", None) for part in module.modules() if isinstance(part, Mixer)):
+        raise ValueError(
+            "train.sharded: share_layers lets blocks read the weights of another one, which are gathered for that "
+            "block alone; set one to false"
         )
     mesh = init_device_mesh(next(module.parameters()).device.type, (workers.world,))
     for part in [*(part for part in module.modules() if isinstance(part, Block)), module]:

@@ -17,6 +17,7 @@ from subquad.data.augment import AugmentOptions
 from subquad.data.batches import Budget
 from subquad.data.blocks import BlockOptions
 from subquad.data.fairseq_folder import FairseqFolder
+from subquad.data.masking import MaskOptions
 from subquad.data.mixing import MixingOptions
 from subquad.data.sources import TextSource
 from subquad.data.tokenizers import TokenizerConfig
@@ -33,12 +34,13 @@ from subquad.train.schedules import Schedule, ScheduleConfig
 KINDS = {
     "translation": ("encoder-decoder",),
     "language-model": ("language-model",),
+    "masked-language-model": ("masked-language-model",),
     "image-classification": ("vision", "pyramid"),
 }
 
 
 ALTERNATIVES = ("embedded", "folder", "splits", "fairseq", "images")
-OF_TEXT = ("folder", "splits", "fairseq", "tokenizer", "target_tokenizer", "max_length", "blocks")
+OF_TEXT = ("folder", "splits", "fairseq", "tokenizer", "target_tokenizer", "max_length", "blocks", "masking")
 OF_IMAGES = ("images", "hold_out", "augment", "mixing", "repeated")
 
 
@@ -56,7 +58,10 @@ class DataConfig(Options):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="of text that is not prepared yet")
     target_tokenizer: TokenizerConfig | None = Field(None, description="one of its own for the target; null: shared")
     max_length: int | None = Field(None, ge=1, description="longer samples are skipped and counted")
-    blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut for language modelling")
+    blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut for language models")
+    masking: MaskOptions = Field(
+        default_factory=MaskOptions, description="which tokens a masked language model has to find"
+    )
     images: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
         description="labelled images by split: a folder of class folders, one or several parquet, npz, npy, idx or "
@@ -100,7 +105,8 @@ class DataConfig(Options):
     def check_task(self, task: str) -> None:
         """Options that mean nothing to a task are refused, not ignored."""
         fields = type(self).model_fields
-        for name in OF_TEXT if task == "image-classification" else OF_IMAGES:
+        meaningless = OF_TEXT if task == "image-classification" else OF_IMAGES
+        for name in meaningless if task == "masked-language-model" else (*meaningless, "masking"):
             if getattr(self, name) != fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"data.{name} has no meaning for task {task}; leave it out")
 
@@ -137,7 +143,9 @@ class TrainConfig(Options):
 class Recipe(Options):
     """A training run, as data."""
 
-    task: Literal["translation", "language-model", "image-classification"] = Field(description="what is learned")
+    task: Literal["translation", "language-model", "masked-language-model", "image-classification"] = Field(
+        description="what is learned"
+    )
     data: DataConfig = Field(description="what it is learned from")
     model: dict[str, Any] = Field(description="`preset: NAME` and changes to it, or `kind: KIND` and all its options")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="the optimiser")

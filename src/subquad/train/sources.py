@@ -11,17 +11,23 @@ import numpy as np
 from subquad.data import embedded
 from subquad.data.images import ImageSet, open_images
 from subquad.data.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
-from subquad.data.prepared import SIDES
+from subquad.data.prepared import SIDES, prepared_for
 from subquad.data.sources import read_samples
 from subquad.files import foreign
 from subquad.mixers.config import nearest
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask
 from subquad.tasks.language import LanguageTask
+from subquad.tasks.masked import MaskedTask
 from subquad.tasks.translation import TranslationTask
 from subquad.train.recipe import Recipe
 
-EXPECTED = {"translation": "pairs", "language-model": "text", "image-classification": "images"}
+EXPECTED = {
+    "translation": "pairs",
+    "language-model": "text",
+    "masked-language-model": "text",
+    "image-classification": "images",
+}
 
 
 def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
@@ -31,19 +37,21 @@ def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
         config = recipe.data
         return ClassificationTask(_images(recipe), *weights, config.augment, config.mixing, config.repeated)
     data = _text(recipe, cache, report)
-    if data.task != recipe.task:
+    if data.task != prepared_for(recipe.task):
         raise ValueError(f"{data.folder} was prepared for {data.task}, the recipe is for {recipe.task}")
     for split in ("train", "valid"):
         if split not in data.splits:
             raise ValueError(f"{data.folder} has no split {split!r}{nearest(split, data.splits)}")
     if recipe.task == "translation":
         return TranslationTask(data, *weights)
+    if recipe.task == "masked-language-model":
+        return MaskedTask(data, recipe.data.blocks, recipe.data.masking, *weights)
     return LanguageTask(data, recipe.data.blocks, *weights)
 
 
 def raw_samples(recipe: Recipe, split: str) -> list[tuple[str, ...]] | None:
     """Every sample of a text split as it was given, also those that preparing skips; None: only tokens are there."""
-    config, fields = recipe.data, SIDES[recipe.task]
+    config, fields = recipe.data, SIDES[prepared_for(recipe.task)]
     if config.folder is not None or config.fairseq is not None:
         return None
     if config.embedded is not None:
@@ -143,23 +151,23 @@ def _held_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _text(recipe: Recipe, cache: Path, report: Report | None) -> Prepared:
-    config = recipe.data
+    config, task = recipe.data, prepared_for(recipe.task)
     if config.folder is not None:
         with foreign(f"the data in {config.folder}"):
             prepared = open_prepared(config.folder)
             prepared.verify()
         return prepared
     if config.fairseq is not None:
-        return prepare_text(config.fairseq.text_config(recipe.task, config.max_length), cache, report=report)
+        return prepare_text(config.fairseq.text_config(task, config.max_length), cache, report=report)
     splits = dict(config.splits)
     if config.embedded is not None:
         found = _embedded(recipe)
         cache.mkdir(parents=True, exist_ok=True)
         files = {split: _written(cache, split, found.split(split), found.kind) for split in embedded.SPLITS}
-        text = TextDataConfig.parse("data", {"task": recipe.task, "splits": {k: str(v) for k, v in files.items()}})
+        text = TextDataConfig.parse("data", {"task": task, "splits": {k: str(v) for k, v in files.items()}})
         splits = text.splits
     options = {
-        "task": recipe.task,
+        "task": task,
         "splits": splits,
         "tokenizer": config.tokenizer,
         "target_tokenizer": config.target_tokenizer,

@@ -23,12 +23,16 @@ LONG_SOURCE = 512
 
 def save_huggingface(run: Loaded, out: Path) -> None:
     """Writes the folder, which `from_pretrained` and `pipeline` read."""
-    out.mkdir(parents=True, exist_ok=True)
     save = {
         "translation": _save_translator,
         "language-model": _save_language_model,
         "image-classification": _save_classifier,
     }
+    if run.recipe.task not in save:
+        raise ValueError(
+            f"Hugging Face's format has no place here for task {run.recipe.task}; take --to onnx or --to torch"
+        )
+    out.mkdir(parents=True, exist_ok=True)
     wrapped = save[run.recipe.task](run, out)
     wrapped.config.aux_weight = run.recipe.train.aux_weight
     (out / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"), encoding="utf-8")

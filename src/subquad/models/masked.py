@@ -1,0 +1,64 @@
+"""Masked language model: embedding, bidirectional stack, logits of the words that were hidden (RoBERTa).
+
+A hidden word is replaced by a symbol of its own, the last of the vocabulary: no text has it, so no tokenizer does.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
+from subquad.nn.block import Surroundings
+from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
+from subquad.nn.feedforward import PLAIN
+from subquad.nn.heads import HeadConfig, build_head
+from subquad.nn.stack import Stack, StackConfig, Stacked
+
+
+class MaskedLanguageModelConfig(ModelConfig):
+    kind: Literal["masked-language-model"] = "masked-language-model"
+    vocab: int = Field(ge=2, description="number of symbols; the last stands in the place of hidden words")
+    dim: int = Field(512, ge=1, description="width of the model")
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
+    encoder: StackConfig = Field(description="the stack")
+    head_activation: Literal["relu", "gelu", "silu"] = Field("gelu", description="of the map before the words")
+    head: HeadConfig = Field(HeadConfig(bias=True), description="how vectors become words")
+
+    stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
+    entrances: ClassVar = {"encoder": "embedding"}
+
+    @property
+    def mask(self) -> int:
+        """Number of the symbol that hides a word."""
+        return self.vocab - 1
+
+
+@register_model
+class MaskedLanguageModel(Model):
+    """tokens (batch, time) -> logits (batch, time, vocab)."""
+
+    Config = MaskedLanguageModelConfig
+    config: MaskedLanguageModelConfig
+
+    def __init__(self, config: MaskedLanguageModelConfig) -> None:
+        super().__init__(config)
+        self.embedding = TokenEmbedding(config.vocab, config.dim, config.embedding)
+        self.encoder = Stack(config.encoder)
+        self.last = nn.Linear(config.dim, config.dim)
+        self.last_norm = nn.LayerNorm(config.dim)
+        self.head = build_head(config.head, config.dim, config.vocab, self.embedding)
+        init_as_fairseq(self)
+
+    def features(self, tokens: Tensor, padding: Tensor | None = None) -> Stacked:
+        """What the stack makes of the tokens: (batch, time, dim)."""
+        return self.encoder(self.embedding(tokens, padding), Surroundings(padding))
+
+    def words(self, features: Tensor) -> Tensor:
+        """What the head reads of features (..., dim), of those alone whose words are asked for: the same shape."""
+        return self.last_norm(PLAIN[self.config.head_activation](self.last(features)))
+
+    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> Output:
+        """padding: (batch, time) bool, True = ignore; None: every token counts."""
+        x, _, aux = self.features(tokens, padding)
+        return Output(self.head(self.words(x)), None, mean_aux(aux))
