@@ -10,9 +10,9 @@ from subquad.decode.align import cross_weights
 from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import TargetScorer
-from subquad.interop.fairseq_models import model_from, padding_of
+from subquad.interop.fairseq_models import model_from
 from subquad.models import Seq2Seq
-from tests.golden_files import OUTPUT_TOLERANCE, assert_close, load
+from tests.golden_files import OUTPUT_TOLERANCE, assert_close, load, padding_of
 
 SCORE_TOLERANCE = 1e-4
 NAMES = {

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.interop.fairseq_models import PAD, current_name, model_from, padding_of
+from subquad.interop.fairseq_models import PAD, current_name, model_from
 from subquad.interop.slots import Imported
 from subquad.models import LanguageModel, Seq2Seq
 from tests.golden_files import (
@@ -16,6 +16,7 @@ from tests.golden_files import (
     assert_gradients,
     assert_stream,
     load,
+    padding_of,
 )
 
 LOG_PROBABILITY_TOLERANCE = 1e-4

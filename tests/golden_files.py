@@ -11,6 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from subquad.interop.fairseq_models import PAD
 from subquad.interop.slots import Imported
 from subquad.mixers import Mixer
 from subquad.models import LanguageModel
@@ -107,3 +108,9 @@ def assert_stream(model: LanguageModel, tokens: Tensor, padding: Tensor | None, 
             state = part.state
             parts.append(part.logits)
         assert_close(torch.cat(parts, 1)[there], logits[there], OUTPUT_TOLERANCE, f"logits in chunks of {size}")
+
+
+def padding_of(tokens: Tensor) -> Tensor | None:
+    """The padding of fairseq's tokens (batch, time), or None where there is none."""
+    padding = tokens == PAD
+    return padding if bool(padding.any()) else None

@@ -14,7 +14,7 @@ from subquad.nn.block import Surroundings
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.stack import Stack, StackConfig
 from tests.golden_fairseq_models import check_language_model
-from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
+from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients, padding_of
 
 
 def check_library_vision(fixture: Fixture) -> None:
@@ -70,7 +70,7 @@ def check_primal_language_model(fixture: Fixture) -> None:
     model = imported.module.eval()
     assert isinstance(model, LanguageModel)
     tokens, target = fixture["in.tokens"], fixture["in.target"]
-    padded = fairseq_models.padding_of(tokens)
+    padded = padding_of(tokens)
     if padded is not None:  # the original's regulariser counts padded positions
         return
     logits, _, aux = model(tokens)

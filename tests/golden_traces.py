@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from subquad.interop.fairseq_models import PAD, in_current_layout, model_from, padding_of
+from subquad.interop.fairseq_models import PAD, in_current_layout, model_from
 from subquad.models import Seq2Seq
 from subquad.tasks.base import StepLoss
 from subquad.tasks.losses import word_loss
@@ -13,7 +13,7 @@ from subquad.train.optim import OptimConfig
 from subquad.train.parallel import SharedLoss, TensorBatch
 from subquad.train.schedules import Schedule, ScheduleConfig
 from subquad.train.step import Updater
-from tests.golden_files import Fixture, assert_close
+from tests.golden_files import Fixture, assert_close, padding_of
 
 RATE = ScheduleConfig(kind="inverse-sqrt", lr=5e-3, warmup_updates=3, warmup_init=1e-4)
 SMOOTHING = 0.1

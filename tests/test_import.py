@@ -16,7 +16,7 @@ import yaml
 from subquad.cli.main import run as command
 from subquad.data.fairseq_text import post_process
 from subquad.data.simple_tokenizers import MosesTokenizer
-from subquad.interop.fairseq_models import PAD, in_current_layout, padding_of
+from subquad.interop.fairseq_models import PAD, in_current_layout
 from subquad.interop.fairseq_settings import DECODE
 from subquad.interop.imported import TextFiles
 from subquad.interop.importing import convert_checkpoint, import_checkpoint
@@ -26,7 +26,7 @@ from subquad.train.checkpoint import load_checkpoint
 from subquad.train.loaded import load_run
 from tests.golden_checkpoints import translations
 from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE, cuts_filters
-from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, assert_close, load
+from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, assert_close, load, padding_of
 
 GOLDEN = Path(__file__).parent / "golden" / "fairseq"
 CHECKPOINTS = GOLDEN / "ckpt"
@@ -347,6 +347,16 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, capsys, key, value, 
 def test_an_option_that_is_missing_is_named(tmp_path, capsys) -> None:
     path = changed(LEGACY, tmp_path, lambda contents: delattr(contents["args"], "decoder_glu"))
     assert "no option or weight 'decoder_glu'" in refused(capsys, path, "--out", tmp_path / "run")
+
+
+def test_an_imported_run_is_given_its_data(run, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where no file has the names that stand for the data
+    train = ["train", f"{run}/recipe.yaml", "--out", str(run)]
+    for words, split in ((["evaluate", str(run)], "test"), (train, "train")):
+        capsys.readouterr()
+        assert command(words) == 1
+        said = f'was imported and has no data: give it some, as in "data.splits.{split}=[SOURCE, TARGET]"'
+        assert said in capsys.readouterr().err
 
 
 def test_other_files_are_refused_with_what_is_supported(tmp_path, capsys) -> None:

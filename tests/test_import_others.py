@@ -22,13 +22,13 @@ from subquad.cli.main import run as command
 from subquad.data.augment import AugmentOptions
 from subquad.data.vision_ops import import_torchvision
 from subquad.interop.card import model_card
-from subquad.interop.fairseq_models import PAD, padding_of
+from subquad.interop.fairseq_models import PAD
 from subquad.interop.vision_checkpoints import evit_options, pyramid_options
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.train.loaded import Loaded, load_run
 from subquad.train.recipe import Recipe
 from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE
-from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
+from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load, padding_of
 
 LIBRARY, PRIMAL, LINFORMER = (FOLDER / name for name in ("efficient-attention", "primal", "linformer"))
 

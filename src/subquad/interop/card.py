@@ -20,7 +20,7 @@ from subquad.files import read_description
 from subquad.models import Model
 from subquad.train.checkpoint import read_state
 from subquad.train.loaded import Loaded
-from subquad.train.run import ENVIRONMENT, IMPORTED, METRICS
+from subquad.train.run import ENVIRONMENT, IMPORTED, only_imported
 
 CARD = "README.md"
 """The name under which the hub looks for a card."""
@@ -141,7 +141,7 @@ def _origin(run: Loaded) -> str | None:
 
 def _is_trained(run: Loaded) -> bool:
     """Whether the model was trained here, on data and in an environment that the run knows."""
-    return _origin(run) is None or (run.folder / METRICS).exists()
+    return not only_imported(run.folder)
 
 
 def _metrics_table(run: Loaded) -> str:

@@ -290,9 +290,3 @@ def _adaptive_head(embedding: str, config: Config) -> tuple[dict[str, Any], Slot
         "dropout": config.get("adaptive_softmax_dropout", 0.0),
     }
     return options, slots
-
-
-def padding_of(tokens: Tensor) -> Tensor | None:
-    """The padding of fairseq's tokens (batch, time), or None where there is none."""
-    padding = tokens == PAD
-    return padding if bool(padding.any()) else None

@@ -33,6 +33,7 @@ from subquad.tasks.translation import Pairs, pair_losses
 from subquad.train.distributed import Workers
 from subquad.train.loaded import Loaded
 from subquad.train.loop import evaluation_budget
+from subquad.train.run import check_has_data
 from subquad.train.sources import image_split, raw_samples
 
 Report = Callable[[str], None]
@@ -59,6 +60,7 @@ def evaluate_run(
     """
     if context_window and loaded.recipe.task != "language-model":
         raise ValueError(f"a context window is for language models; this run's task is {loaded.recipe.task}")
+    check_has_data(loaded.recipe, loaded.folder, split)
     shared = _Shared(workers or Workers(), report or (lambda _: None))
     with torch.inference_mode():
         if loaded.recipe.task == "translation":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import yaml
 
+from subquad.data.packages import HUB
 from subquad.environment import environment
 from subquad.files import read_yaml, write_json, write_text
 from subquad.train.checkpoint import checkpoints
@@ -52,7 +53,9 @@ def open_run(recipe: Recipe, run: Path) -> bool:
         write_text(path, yaml.safe_dump(data, sort_keys=False))
         return False
     before = read_yaml(path, "recipe")
-    untouched = (run / IMPORTED).exists() and not (run / METRICS).exists()
+    untouched = only_imported(run)
+    if untouched:
+        check_has_data(recipe, run, "train")
     free = OF_TRAINING if untouched else FREE
     changed = [key for key in differences(before, data) if not key.startswith(free)]
     if changed:
@@ -62,6 +65,23 @@ def open_run(recipe: Recipe, run: Path) -> bool:
     if data != before:
         write_text(path, yaml.safe_dump(data, sort_keys=False))
     return True
+
+
+def only_imported(run: Path) -> bool:
+    """Whether a run came from another program and was not trained here: its recipe names data that nobody has."""
+    return (run / IMPORTED).exists() and not (run / METRICS).exists()
+
+
+def check_has_data(recipe: Recipe, run: Path, split: str) -> None:
+    """Refuses an imported run that was given no data: the recipe it was imported with names files that stand for it."""
+    data = recipe.data
+    place = "images" if data.images else "splits"
+    files = data.images.get(split, ()) if data.images else data.splits[split].files if split in data.splits else ()
+    there = any(file.startswith(HUB) or Path(file).exists() for file in files)
+    if there or not getattr(data, place) or not only_imported(run):
+        return
+    example = {"translation": "[SOURCE, TARGET]", "image-classification": "FOLDER"}.get(recipe.task, "FILE")
+    raise ValueError(f'{run} was imported and has no data: give it some, as in "data.{place}.{split}={example}"')
 
 
 @contextmanager
