@@ -261,7 +261,7 @@ def test_no_time_without_a_passed_check(broken, capsys) -> None:
 
 def test_bench_command_prints_a_table_and_writes_json(tmp_path, capsys) -> None:
     file = tmp_path / "bench.json"
-    words = ["--mixers", "eva,lara", "--lengths", "8,24", "--causal", "--set", "eva.window=8", "--json", str(file)]
+    words = ["--mixers", "eva,lara", "--lengths", "8,24", "--causal", "--set", "eva.window=8", "--out", str(file)]
     assert run_command(["bench", *words, *SMALL]) == 0
     out, err = capsys.readouterr()
     assert [line.split()[:2] for line in out.splitlines()[2:9] if line] == [
@@ -271,6 +271,8 @@ def test_bench_command_prints_a_table_and_writes_json(tmp_path, capsys) -> None:
     assert "eva at 24: checked" in err
     rows = json.loads(file.read_text())["rows"]
     assert [row["options"].get("window") for row in rows if row["mixer"] == "eva"] == [8, 8]
+    assert run_command(["bench", "--mixers", "softmax", "--lengths", "8", "--json", *SMALL]) == 0
+    assert [row["mixer"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["softmax"]
 
 
 def test_settings_are_read_as_values() -> None:

@@ -13,6 +13,7 @@ from subquad.cli.main import run
 from subquad.data.augment import AugmentOptions
 from subquad.data.image_arrays import ArrayImages
 from subquad.data.mixing import MixingOptions
+from subquad.models import build_model
 from subquad.tasks.classification import ClassificationTask, Standardise
 from subquad.train.checkpoint import latest, load_checkpoint
 from subquad.train.recipe import Recipe
@@ -91,6 +92,14 @@ def test_evaluation_is_always_the_same_and_training_follows_its_seed() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(shown["images"], repeated["images"])
     assert "targets" not in shown
+
+
+@pytest.mark.parametrize(("classes", "said"), [(5, {"top1"}), (6, {"top1", "top5"})])
+def test_the_best_five_count_where_there_are_more(classes: int, said: set[str]) -> None:
+    task = ClassificationTask({"train": image_set(8)})
+    model = build_model("vision_small", patch=4, dim=16, channels=3, image_size=8, classes=classes)
+    sums = task.loss(model, task.samples("train", training=True).batch(np.arange(8))).sums
+    assert {name for name in sums if name.startswith("top")} == said
 
 
 def test_mixed_targets_are_shares_that_the_loss_uses() -> None:

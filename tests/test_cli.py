@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import torch
@@ -137,7 +138,9 @@ def test_info_explains_a_mechanism(capsys, name) -> None:
         (["bench", "--set", "local.window=[1"], "cannot read"),
         (["bench", "--mixers", "local", "--set", "eva.window=3"], "eva is not among"),
         (["bench", "--mixers", "lara", "--causal", "--set", "lara.nonsense=3"], "nonsense"),
-        (["bench", "--json", "no/such/folder/x.json"], "no folder"),
+        (["bench", "--out", "no/such/folder/x.json"], "no folder"),
+        (["info", "eva", "--length", "512"], "are for presets; `subquad bench --mixers eva --lengths 256,1024`"),
+        (["info", "--batch", "2"], "`subquad bench --mixers NAME --lengths"),
     ],
 )
 def test_bad_input_is_one_line(capsys, words, message) -> None:
@@ -203,3 +206,13 @@ def test_progress(capsys, monkeypatch, terminal) -> None:
     assert not captured.out
     if not terminal:
         assert [line.split("] ")[1] for line in captured.err.splitlines()] == ["first [x]", "second"]
+
+
+def test_progress_ends_at_its_end(capsys) -> None:
+    with output.progress(20) as step:
+        step("only one")
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == ["[1/20", "[20/20"]
+    with suppress(ValueError), output.progress(20) as step:
+        step("only one")
+        raise ValueError("broken")
+    assert capsys.readouterr().err.count("\n") == 1, "what failed is not done"

@@ -1,6 +1,7 @@
 """Whole comparisons as people run them: cells in processes of their own, interrupted, shared, failing, taken over."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -70,6 +71,7 @@ def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
         assert cell.peak_bytes is not None
         assert cell.peak_bytes > 50 << 20
         assert (finished / str(cell.per_sample)).is_file()
+    assert result.metric.floor == pytest.approx(10 + 200 * math.sqrt(0.1 * 0.9 / 250)), "ten classes"
     assert result.cells[0].data_order == result.cells[1].data_order is not None
     (pair,) = result.paired
     scores = [cell.scores["top-1"].value for cell in result.cells[:2]]

@@ -3,6 +3,7 @@
 import pytest
 
 from subquad.compare.result import Cell, LengthPoint, Paired, Result
+from subquad.compare.runs import floor_of
 from subquad.compare.verdict import verdict
 from subquad.compare.words import listed, number, probability, size, times
 from tests.comparison_cases import synthetic
@@ -160,9 +161,45 @@ def test_failures_and_gaps_are_named() -> None:
     assert "Not trained yet: lara (seed 1)." in caveats
 
 
-def test_one_seed_is_said() -> None:
+def test_few_seeds_are_said() -> None:
     assert texts(synthetic(1), "caveat").startswith("One seed only for lightconv, eva, performer,")
-    assert "One seed" not in texts(synthetic(3), "caveat")
+    assert "Two seeds only for lightconv, eva, local window=32 and primal: three" in texts(synthetic(2), "caveat")
+    assert "Two seeds only for performer: three" in texts(synthetic(3), "caveat"), "one of its runs failed"
+    assert "seeds only" not in texts(synthetic(4, ("softmax", "eva")), "caveat")
+
+
+def test_the_number_of_samples_is_said() -> None:
+    assert "BLEU, 3 seeds, 1,000 samples): " in texts(synthetic(3), "quality")
+
+
+@pytest.mark.parametrize(
+    ("better", "values", "floor", "said"),
+    [
+        ("higher", [0.2, 0.8], 1.0, "the best BLEU is 0.80, and 1.00 or less is no better than guessing."),
+        ("higher", [0.2, 1.2], 1.0, None),
+        ("lower", [7000.0, 5000.0], 4000.0, "the best BLEU is 5,000.00, and 4,000.00 or more is no better"),
+        ("lower", [7000.0, 3000.0], 4000.0, None),
+    ],
+)
+def test_models_that_have_learned_nothing_are_called_so(
+    better: str, values: list[float], floor: float, said: str | None
+) -> None:
+    result = bare(better=better)
+    result.metric.floor = floor
+    for label, value in zip(result.labels, values, strict=True):
+        trained(result, label, [value])
+    timed(result, "softmax", {2048: 31.0})
+    timed(result, "eva", {2048: 10.0})
+    first = verdict(result)[0].text
+    assert first.startswith("No model has learned anything yet: ") == (said is not None)
+    assert said is None or said in first
+    assert "eva 3.1×" in texts(result, "cost"), "costs do not depend on it"
+
+
+def test_what_guessing_gives() -> None:
+    assert floor_of("translation", {}, 100) == 1
+    assert floor_of("language-model", {"vocab": 8000}, 100) == 4000
+    assert floor_of("image-classification", {"classes": 10}, 900) == pytest.approx(12)
 
 
 def test_an_unfair_comparison_is_said() -> None:

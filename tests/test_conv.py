@@ -10,8 +10,17 @@ from torch import Tensor
 from subquad.interop import fairseq
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.mixers import Layout, build
+from subquad.models.costs import forward_flops
 
 KERNELS = (1, 2, 3, 4, 7)
+
+
+def test_the_work_of_very_many_taps_is_counted_without_going_through_them():
+    taps = 100_000
+    with torch.device("meta"):
+        x, weights = torch.empty(2, 8, 6), torch.empty(3, taps)
+    assert forward_flops(lambda: tap_conv(x, weights, 0)) == 2 * x.numel() * taps
+    assert forward_flops(lambda: tap_conv(x, weights, 0, softmax=True)) == 2 * x.numel() * taps
 
 
 def make(name: str, **options: Any) -> Any:

@@ -322,6 +322,12 @@ def test_paired_runs(pairs: Path, text: Path, tmp_path: Path, capsys: pytest.Cap
     assert command(["evaluate", str(text), "--context-window", "3", "--against", str(text)]) == 1
     assert "holds no metric that was computed as here" in capsys.readouterr().err
     assert command(["evaluate", str(pairs), "--against", str(text)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()  # before anything is translated
+    assert "run is a run of task translation, " in line
+    assert "of language-model: the two cannot be compared" in line
+    found["data"]["sha256"] = "another"
+    bare.write_text(json.dumps(found))
+    assert command(["evaluate", str(pairs), "--against", str(bare)]) == 1
     assert "evaluates other samples" in capsys.readouterr().err
 
 

@@ -42,6 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "typo.yaml").write_text(yaml.safe_dump({**recipe, "data": {"splits": {"trian": splits["train"]}}}))
     (folder / "folder.yaml").mkdir()
     (folder / "empty").mkdir()
+    (folder / "pairs.json").write_text('{"format": 1, "task": "translation"}')
     assert run(["train", str(folder / "my.yaml"), "--out", str(folder / "run")]) == 0
     return folder
 
@@ -59,6 +60,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("doctor now", ("now", "see `subquad doctor --help`")),
     # recipes
     ("train my.yml", ("there is no recipe my.yml; did you mean 'my.yaml'?", "starts at the current folder")),
+    ("train nope.yaml", ("there is no recipe nope.yaml. The path starts",)),
     ("train none/at_all.yaml", ("there is no recipe none/at_all.yaml. ", "starts at the current folder")),
     ("train folder.yaml", ("folder.yaml is a folder, and a recipe is a YAML file",)),
     ("train run", ("run is a folder", "that of a run is run/recipe.yaml")),
@@ -73,6 +75,9 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
         "train my.yaml model.decoder.mixer.windw=3",
         ("mixer 'softmax' has no option 'windw'", "Options: attention_dropout, "),
     ),
+    ("train my.yaml model.heads=7", ("model has no option 'heads'; did you mean decoder.heads? Options: kind,",)),
+    ("train my.yaml data.vocab_size=9", ("did you mean tokenizer.vocab_size or target_tokenizer.vocab_size?",)),
+    ("train my.yaml lr=1", ("has no option 'lr'; did you mean schedule.lr?",)),
     ("train my.yaml model.decoder.mixer=lara", ("lara cannot be causal", "The causal mechanisms are softmax,")),
     ("train my.yaml data.splits.train=[none.txt] --out new", ("none.txt: there is no such file",)),
     ("train my.yaml --out input.txt", ("input.txt: there is a file already where a folder is needed",)),
@@ -85,6 +90,10 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("average run --updates 2 --epochs 1", ("say which checkpoints to average, in one way",)),
     ("evaluate run", ("the data has no split 'test'. It has train, valid; --split chooses.",)),
     ("evaluate run --split valid --against nowhere", ("there is no run nowhere to compare with",)),
+    (
+        "evaluate run --split valid --against pairs.json",
+        ("run is a run of task language-model, pairs.json of translation: the two cannot be compared",),
+    ),
     ("generate run --checkpoint bst", ("run has no checkpoint 'bst'", "it has best, last, update-")),
     ("translate run", ("run is a run of task language-model", "only runs of translation translate")),
     ("translate run input.txt", ("text comes from standard input: subquad translate run < input.txt",)),
@@ -98,8 +107,9 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("data stats nowhere", ("nowhere holds no prepared data",)),
     ("data stats input.txt", ("input.txt/data.json: a part of this path is a file where a folder is needed",)),
     ("import nowhere.pt --out new", ("there is no file nowhere.pt",)),
+    ("import input.txt --out new", ("input.txt is refused: it is no file of torch.save; nothing of it was run.",)),
     ("import my.yaml --out new", ("my.yaml", "no file of torch.save")),
-    ("bench --json empty", ("--json empty: this is a folder, and the name of a file is needed",)),
+    ("bench --out empty", ("--out empty: this is a folder, and the name of a file is needed",)),
     ("info zzzz", ("no mechanism or preset is called 'zzzz'. `subquad info` lists them.",)),
     ("compare my.yaml", ("say what to compare: --mixers",)),
     ("compare my.yaml --mixers softmax,eva --seeds 0 --out new", ("give how many (3), or which (1,2,3)",)),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,9 @@ def test_commands(tmp_path: Path, files) -> None:
     printed = call("prepare", tmp_path / "out", *pair)
     assert "train        3" in printed
     assert "1 empty" in printed
+    assert "tokenizer: 280 symbols (new)" in printed
+    fewer = call("prepare", tmp_path / "fewer", *pair[:4], "--tokenizer", "words", "--vocab-size", "8000")
+    assert re.search(r"tokenizer: \d+ symbols of 8,000 asked for: the text has no more \(new\)", fewer)
     assert json.loads(call("prepare", tmp_path / "out", *pair, "--json"))["changes"]["train"] == "reused"
     printed = call("stats", tmp_path / "out", "--verify")
     assert "4 samples read, skipped: 1 empty" in printed

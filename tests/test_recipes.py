@@ -102,8 +102,13 @@ def test_every_large_recipe_has_a_known_size() -> None:
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert run(["train", *words, "--dry-run"]) == 0
-    return capsys.readouterr().out
+    """What it prints; it fails exactly when something that the recipe reads is not as it should be."""
+    code = run(["train", *words, "--dry-run"])
+    out, err = capsys.readouterr()
+    wrong = [line.split("data: ")[1].split() for line in out.splitlines() if "data: " in line and "found" not in line]
+    assert (code, err.count("\n")) == ((1, 1) if wrong else (0, 0))
+    assert all(f"{name}: {' '.join(why)}" in err for name, *why in wrong if name != "target")
+    return out
 
 
 @pytest.mark.parametrize(
@@ -111,7 +116,11 @@ def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         ("small/digits", ["64 images"]),
         ("small/cifar10_lara", ["64 images", "554,890", "missing: data/cifar10/train_batch_1.webp"]),
-        ("small/multi30k_lightconv", ["64 x 64 tokens", "2,217,408", "missing: data/multi30k/train.en.gz"]),
+        (
+            "small/multi30k_lightconv",
+            ["64 x 64 tokens", "2,217,408 with a vocabulary of 8,000;", "missing: data/multi30k/train.en.gz"],
+        ),
+        ("small/phrases", ["with a vocabulary of 2,000; the data may give another"]),
         ("small/wikitext2_lightconv", ["16 x 256 tokens", "missing: data/wikitext2/train.txt.gz"]),
         ("imagenet_evit_tiny_p16_eva", ["128 images", "5,823,436", "missing: data/imagenet/train"]),
         ("iwslt14_de_en_lightconv", ["missing: data/iwslt14.tokenized.de-en/code"]),
@@ -137,6 +146,16 @@ def test_dry_run_finds_data_that_is_there(tmp_path: Path, capsys: pytest.Capture
     changes = [f"data.images.train={tmp_path / 'train'}", f"data.images.valid={tmp_path / 'val'}"]
     shown = dry_run(capsys, str(RECIPES["imagenet_evit_tiny_p16_softmax"]), *changes)
     assert [line.split()[-1] for line in shown.splitlines() if "data: " in line] == ["found", str(tmp_path / "val")]
+
+
+def test_dry_run_reads_the_first_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text("hello\n")
+    pair = [str(tmp_path / name) for name in ("one.txt", "two.txt")]
+    changes = [f"data.splits.train={pair[:1]}", f"data.splits.valid={pair}", f"data.splits.test={pair}"]
+    shown = dry_run(capsys, str(RECIPES["small/multi30k_lightconv"]), *changes)
+    assert f"2 text files are needed (source, target) or one table (format=tsv, ...); got {pair[0]}" in shown
+    assert shown.count(" found") == 2
 
 
 def test_dotted_changes() -> None:

@@ -80,6 +80,16 @@ def test_a_resolved_config_is_accepted_again() -> None:
     assert ScheduleConfig.parse("schedule", config.model_dump()) == config
 
 
+def test_a_warmup_longer_than_the_run_is_said() -> None:
+    config = ScheduleConfig.parse("schedule", {"kind": "inverse-sqrt", "lr": 3e-3, "warmup_updates": 4000})
+    note = config.unfinished_warmup(1000, None)
+    assert note is not None
+    assert note.startswith("the warm-up of 4,000 updates is longer than the run of 1,000: the rate never reaches 0.003")
+    assert config.unfinished_warmup(4000, None) is config.unfinished_warmup(None, 1) is None
+    by_epochs = ScheduleConfig.parse("schedule", {"kind": "cosine-epochs", "epochs": 9, "warmup_epochs": 5})
+    assert "5 epochs is longer than the run of 4" in (by_epochs.unfinished_warmup(None, 4) or "")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -61,6 +61,11 @@ def trainer(given: Recipe, run: Path, task: Task | None = None, workers: Workers
     return Trainer(given, task, run, Progress(stream=io.StringIO()), [], workers)
 
 
+def said(given: Trainer) -> str:
+    assert isinstance(given.progress.stream, io.StringIO)
+    return given.progress.stream.getvalue()
+
+
 def assert_equal(ours: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert ours.keys() == other.keys()
     for name, value in ours.items():
@@ -120,6 +125,11 @@ def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:
     by_updates = trainer(recipe("image-classification", updates=3, epochs=9), tmp_path / "updates")
     by_updates.fit()
     assert by_updates.update == 3
+    assert said(by_updates).startswith("the warm-up of 4 updates is longer than the run of 3: ")
+    assert "warm-up" not in said(by_epochs)
+    short = trainer(recipe("image-classification", epochs=1, accumulate=4), tmp_path / "short")
+    short.fit()
+    assert said(short).startswith(f"the warm-up of 4 updates is longer than the run of {short.update}: ")
     impatient = trainer(recipe("image-classification", epochs=50, patience=1), tmp_path / "patience")
     impatient.fit()
     assert impatient.worse == 1

@@ -31,7 +31,8 @@ def bench(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="MIXER.OPTION=VALUE", help="Option of a mechanism; repeatable.")
     ] = None,
-    json_: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write every number to FILE.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The JSON file to write every number to.")] = None,
 ) -> None:
     """Measure time and memory of mechanisms by length.
 
@@ -41,13 +42,13 @@ def bench(
 
     Examples:
     subquad bench
-    subquad bench --mixers eva,local,performer --lengths 512,2048 --set eva.window=64 --json bench.json
+    subquad bench --mixers eva,local,performer --lengths 512,2048 --set eva.window=64 --out bench.json
     subquad bench --causal --dtype bfloat16 --device cuda
     """
-    if json_ is not None and not json_.absolute().parent.is_dir():
-        raise ValueError(f"--json {json_}: there is no folder {json_.parent}")
-    if json_ is not None and json_.is_dir():
-        raise ValueError(f"--json {json_}: this is a folder, and the name of a file is needed")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}")
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out {out}: this is a folder, and the name of a file is needed")
     import torch
 
     from subquad.allocator import set_up_command
@@ -72,11 +73,12 @@ def bench(
     )
     with progress(plan.steps) as step:
         rows = run(plan, step)
-    show(rows)
-    if json_ is not None:
-        written = report(plan, rows)
-        written["environment"]["allocator"] = "keeps freed memory" if kept else "system"
-        json_.write_text(json.dumps(written, indent=2) + "\n")
+    written = report(plan, rows)
+    written["environment"]["allocator"] = "keeps freed memory" if kept else "system"
+    text = json.dumps(written, indent=2)
+    print(text) if as_json else show(rows)
+    if out is not None:
+        out.write_text(f"{text}\n")
     failed = list(dict.fromkeys(row.mixer for row in rows if row.status == "failed"))
     if failed:
         raise ValueError(f"no times for {', '.join(failed)}: see the reasons under the table")

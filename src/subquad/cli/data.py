@@ -144,7 +144,7 @@ def _columns(text: str | None) -> list[int | str] | None:
 def _print_prepared(prepared: "Prepared") -> None:
     splits = prepared.description["splits"]
     for name, tokenizer in prepared.description["tokenizers"].items():
-        print(f"{name}: {tokenizer['size']:,} symbols ({prepared.changes[name]})")
+        print(f"{name}: {tokenizer['size']:,} symbols{_fewer(tokenizer)} ({prepared.changes[name]})")
     rows, skipped = [], prepared.skipped()
     for name, split in splits.items():
         tokens = [f"{split['tokens'][side]:,}" for side in prepared.sides]
@@ -155,6 +155,13 @@ def _print_prepared(prepared: "Prepared") -> None:
     for name, change in prepared.changes.items():
         if change.startswith("removed"):
             print(f"{name}: {change}")
+
+
+def _fewer(tokenizer: dict[str, Any]) -> str:
+    """Why a vocabulary is smaller than it was asked to be."""
+    options = tokenizer["key"]["options"]
+    asked = options.get("vocab_size") if isinstance(options, dict) else None  # labels have no options
+    return f" of {asked:,} asked for: the text has no more" if asked and asked > tokenizer["size"] else ""
 
 
 def _print_stats(described: dict[str, Any]) -> None:

@@ -13,8 +13,12 @@ def info(
         str | None,
         typer.Argument(metavar="NAME", help="Explain this mechanism or preset of a model; without it, list all."),
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Tokens of a sequence, for the costs of a preset.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences or images, for the costs of a preset.")] = 1,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence, for the costs of a preset; default: 256.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences or images, for the costs of a preset; default: 1.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the mechanisms and presets, or explain one.
@@ -32,17 +36,20 @@ def info(
     from subquad.mixers import available
     from subquad.models import PRESETS
 
+    if name not in [*available(), *PRESETS, None]:
+        raise ValueError(_unknown(str(name), [*available(), *PRESETS]))
+    if name not in PRESETS and (length, batch) != (None, None):
+        measured = f"`subquad bench --mixers {name or 'NAME'} --lengths 256,1024`"
+        raise ValueError(f"--length and --batch are for presets; {measured} measures what a mechanism costs")
     if name is None:
         described = {"mechanisms": [describe(one) for one in available()], "presets": list(PRESETS)}
         print(json.dumps(described, indent=2)) if as_json else _list(described)
     elif name in PRESETS:
-        preset = describe_preset(name, batch, length)
+        preset = describe_preset(name, batch or 1, length or 256)
         print(json.dumps(preset, indent=2)) if as_json else _explain_preset(preset)
-    elif name in available():
+    else:
         mechanism = describe(name)
         print(json.dumps(mechanism, indent=2)) if as_json else _explain(mechanism)
-    else:
-        raise ValueError(_unknown(name, [*available(), *PRESETS]))
 
 
 def _unknown(name: str, known: list[str]) -> str:

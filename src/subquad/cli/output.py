@@ -58,6 +58,12 @@ class Lines:
         """Something between two steps."""
         print(message, file=sys.stderr, flush=True)
 
+    def end(self) -> None:
+        """The last line, where there were fewer steps than expected."""
+        if self.done < self.total:
+            self.done = self.total - 1
+            self("done")
+
 
 class Bar:
     """Progress for a terminal; used as a context."""
@@ -88,9 +94,11 @@ class Bar:
 
 @contextmanager
 def progress(total: int) -> Iterator[Lines | Bar]:
-    """A function to call with a message after each of `total` steps."""
+    """A function to call with a message after each of `total` steps, or of fewer."""
     if not sys.stderr.isatty():
-        yield Lines(total)
+        lines = Lines(total)
+        yield lines
+        lines.end()
         return
     bar = Bar(total)
     with bar.bar:

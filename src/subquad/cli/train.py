@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -145,27 +145,67 @@ def _profile(recipe: "Recipe", folder: Path, workers: "Workers", updates: int) -
 
 
 def _describe(recipe: "Recipe") -> None:
+    """What would be trained; ValueError at the end if its data cannot be read."""
     from subquad.cli.output import print_table
     from subquad.models.costs import costs
 
     images = recipe.task == "image-classification"
     augment = recipe.data.augment
-    data = recipe.model_data({"image_size": augment.size, "channels": len(augment.mean)} if augment else {})
+    decided = {"image_size": augment.size, "channels": len(augment.mean)} if augment else _asked_vocabularies(recipe)
+    data = recipe.model_data(decided)
     tokens = recipe.train.budget.max_tokens or 4096
-    length = min(tokens, recipe.data.blocks.tokens_per_sample if recipe.task == "language-model" else 64)
+    length = min(tokens, 64 if recipe.task == "translation" else recipe.data.blocks.tokens_per_sample)
     most = recipe.train.budget.max_sentences
     batch = (most or 64) if images else min(most or tokens, max(1, tokens // length))
     cost = costs(data, batch, length, streaming=False)
     rows = [
         ["task", recipe.task],
         ["batch", f"{batch} images" if images else f"{batch} x {length} tokens"],
-        ["parameters", f"{cost.parameters:,}"],
+        ["parameters", f"{cost.parameters:,}{_given_vocabulary(data)}"],
         ["training memory", f"{cost.training_bytes / 1e6:,.0f} MB"],
     ]
+    wrong = {}
     for name, files in _files(recipe).items():
         missing = [file for file in files if not Path(file).exists()]
-        rows.append([f"data: {name}", f"missing: {', '.join(missing)}" if missing else "found"])
+        problem = f"missing: {', '.join(missing)}" if missing else _unreadable(recipe, name)
+        rows.append([f"data: {name}", problem or "found"])
+        if problem:
+            wrong[name] = problem
     print_table(["", ""], rows)
+    if wrong:
+        raise ValueError(f"this cannot be trained: {'; '.join(f'{name}: {why}' for name, why in wrong.items())}")
+
+
+def _asked_vocabularies(recipe: "Recipe") -> dict[str, int]:
+    """Sizes that the recipe's tokenizers are given; without them the model's own stand."""
+    source = recipe.data.tokenizer.vocab_size
+    target = recipe.data.target_tokenizer.vocab_size if recipe.data.target_tokenizer is not None else source
+    if source is None or target is None:
+        return {}
+    if recipe.task == "translation":
+        return {"source_vocab": source, "target_vocab": target}
+    return {"vocab": source + (recipe.task == "masked-language-model")}  # one symbol hides words
+
+
+def _given_vocabulary(model: dict[str, Any]) -> str:
+    sizes = dict.fromkeys(model[name] for name in ("vocab", "source_vocab", "target_vocab") if name in model)
+    shown = " and ".join(f"{size:,}" for size in sizes)
+    return f" with a vocabulary of {shown}; the data may give another" if sizes else ""
+
+
+def _unreadable(recipe: "Recipe", split: str) -> str | None:
+    """Why the first sample of a split of text files cannot be read, if it cannot."""
+    from subquad.data.prepared import SIDES
+    from subquad.data.sources import read_samples
+
+    source = recipe.data.splits.get(split)
+    if source is None or source.is_ids:
+        return None
+    try:
+        next(read_samples(source, SIDES[recipe.task]))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _files(recipe: "Recipe") -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from subquad.compare.measurements import (
 )
 from subquad.compare.plan import CellName, Plan
 from subquad.compare.result import Cell, EpochCost, Mechanism, Paired, Result
-from subquad.compare.runs import METRICS
+from subquad.compare.runs import METRICS, floor_of
 from subquad.compare.words import listed
 from subquad.environment import environment
 from subquad.mixers import available
@@ -29,6 +29,10 @@ def assemble(out: Path, plan: Plan, baseline: str, title: str, command: str) -> 
     """The result of everything that is in the folder."""
     _, metric = METRICS[plan.recipe["task"]]
     stored = {name: stored_cell(out, plan, name) for name in plan.cells()}
+    cells = _cells(out, plan, stored)
+    counts = [score.samples for cell in cells for score in cell.scores.values() if score.samples is not None]
+    if counts:
+        metric = metric.model_copy(update={"floor": floor_of(plan.recipe["task"], plan.decided, counts[0])})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     result = Result(
         title=title,
@@ -40,7 +44,7 @@ def assemble(out: Path, plan: Plan, baseline: str, title: str, command: str) -> 
         mechanisms=[Mechanism(label=v.label, mixer=v.mixer, options=v.options) for v in plan.variants],
         recipe=plan.recipe,
         environment={"subquad": subquad.__version__, **environment(device)},
-        cells=_cells(out, plan, stored),
+        cells=cells,
         paired=_pairs(out, plan, stored, baseline),
         lengths=[point for step in length_steps(plan) for point in stored_lengths(out, plan, *step) or ()],
         epochs=_epochs([found for found in stored.values() if found is not None]),

@@ -24,7 +24,15 @@ from subquad.compare.profiling import Work, interleaved_seconds, peak_bytes, syn
 from subquad.compare.result import LengthPoint, Part, Timing
 from subquad.compare.variants import mixing_of
 from subquad.mixers import mixer_class
-from subquad.models import LanguageModel, Model, Pyramid, Seq2Seq, VisionTransformer, model_from
+from subquad.models import (
+    LanguageModel,
+    MaskedLanguageModel,
+    Model,
+    Pyramid,
+    Seq2Seq,
+    VisionTransformer,
+    model_from,
+)
 from subquad.models.costs import forward_flops
 from subquad.models.presets import merged
 from subquad.nn.block import Block, Surroundings
@@ -136,7 +144,7 @@ def with_room(choice: MixerChoice, longest: int) -> dict[str, Any]:
 
 def main_stack(model: Model) -> Stack:
     """The stack that mixes the input."""
-    if isinstance(model, Seq2Seq | VisionTransformer):
+    if isinstance(model, Seq2Seq | VisionTransformer | MaskedLanguageModel):
         return model.encoder
     assert isinstance(model, LanguageModel), "a pyramid has several"
     return model.decoder
@@ -195,6 +203,9 @@ def loss_of(model: Model, part: Part, shape: Shape, inputs: Sequence[Tensor]) ->
     if isinstance(model, LanguageModel):
         x, _, aux = model.features(inputs[0])
         return word_loss(model.head, x, inputs[0], pad=-1).total, aux
+    if isinstance(model, MaskedLanguageModel):
+        x, _, aux = model.features(inputs[0])
+        return word_loss(model.head, model.words(x), inputs[0], pad=-1).total, aux
     found = model(inputs[0])
     return class_loss(found.logits, inputs[1]).total, found.aux
 

@@ -118,8 +118,8 @@ def stored_decoding(out: Path) -> dict[str, Speed]:
 
 
 def decoding_is_current(out: Path, plan: Plan) -> bool:
-    """Whether every mechanism with a finished cell was measured; images are not decoded."""
-    if plan.recipe["task"] == "image-classification":
+    """Whether every mechanism with a finished cell was measured; neither images nor hidden words are decoded."""
+    if plan.recipe["task"] in ("image-classification", "masked-language-model"):
         return True
     return stored_decoding(out).keys() >= trained_runs(out, plan).keys()
 

@@ -37,6 +37,7 @@ class Metric(Record):
     better: Literal["higher", "lower"]
     unit: str = ""
     digits: int = Field(2, ge=0, description="decimal places that are shown")
+    floor: float | None = Field(None, description="a score that is no better than this shows no learning")
 
 
 class Mechanism(Record):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +28,27 @@ EPOCHS, BATCHES = 3, 4
 METRICS = {
     "translation": ("bleu", Metric(name="BLEU", better="higher")),
     "language-model": ("ppl", Metric(name="perplexity", better="lower")),
+    "masked-language-model": ("ppl", Metric(name="perplexity of hidden words", better="lower")),
     "image-classification": ("top1", Metric(name="top-1", better="higher", unit=" %")),
 }
 """What quality means: the name in evaluations and validations, and what people read."""
 SHARES = ("top1", "top5")
 """Metrics that are shares of 1 in files, and percentages for people."""
+
+
+def floor_of(task: str, decided: Mapping[str, Any], samples: int) -> float:
+    """The score up to which a model may as well have learned nothing. decided: what the data says about the model.
+
+    BLEU          1
+    top-1         guessing gives 1 / classes: this, and two standard deviations of it over so many samples
+    perplexity    guessing gives the size of the vocabulary, and the frequencies of words far less: half the size
+    """
+    if task == "translation":
+        return 1.0
+    if task == "image-classification":
+        share = 1 / decided["classes"]
+        return 100 * (share + 2 * math.sqrt(share * (1 - share) / samples))
+    return decided["vocab"] / 2
 
 
 class Order(NamedTuple):

@@ -68,7 +68,12 @@ def ratios_at(result: Result, part: Part, length: int, work: Work) -> dict[str, 
 
 
 def headline(result: Result) -> Finding:
-    """The fastest mechanism without a sign of being worse; failing that, the smallest loss; failing that, facts."""
+    """The fastest mechanism without a sign of being worse; failing that, the smallest loss; failing that, facts.
+
+    Models that have learned nothing do not differ by their mechanisms: then it says this and no more.
+    """
+    if (text := _nothing_learned(result)) is not None:
+        return Finding("headline", text)
     part = shown_part(result)
     length = shown_length(result, part)
     found = differences(result)
@@ -90,6 +95,22 @@ def headline(result: Result) -> Finding:
     if label not in found:
         return Finding("headline", f"{gain}; their {result.metric.name} was not compared.")
     return Finding("headline", gain + _clause(result, found[label], len(found)), _detail(result, found[label]))
+
+
+def _nothing_learned(result: Result) -> str | None:
+    metric = result.metric
+    means = [found.mean for label in result.labels if (found := quality(result, label)) is not None]
+    if metric.floor is None or not means:
+        return None
+    higher = metric.better == "higher"
+    best = max(means) if higher else min(means)
+    if best > metric.floor if higher else best < metric.floor:
+        return None
+    floor = f"{metric_value(metric, metric.floor)} or {'less' if higher else 'more'}"
+    return (
+        f"No model has learned anything yet: the best {metric.name} is {metric_value(metric, best)}, and {floor} is no "
+        "better than guessing. Train longer before comparing."
+    )
 
 
 def _clause(result: Result, found: Difference, comparisons: int) -> str:
@@ -132,7 +153,9 @@ def _quality(result: Result) -> list[str]:
     if base is None:
         return []
     found = differences(result)
-    against = f"{result.baseline} ({metric_value(metric, base.mean)} {metric.name}, {seeds(base.seeds)})"
+    scores = [cell.scores[metric.name] for cell in result.cells_of(result.baseline) if metric.name in cell.scores]
+    samples = f", {number(scores[0].samples)} samples" if scores[0].samples is not None else ""
+    against = f"{result.baseline} ({metric_value(metric, base.mean)} {metric.name}, {seeds(base.seeds)}{samples})"
     significant = [label for label, item in found.items() if item.significant]
     worse = [label for label in significant if _worse(result, found[label])]
     groups = {
@@ -227,12 +250,15 @@ def _runs(result: Result) -> list[str]:
 def _seeds(result: Result) -> list[str]:
     found = differences(result)
     single = [label for label, item in found.items() if item.interval == "samples"]
+    two = [label for label, item in found.items() if item.seeds == 2]
     texts = []
     if single:
         texts.append(
             f"One seed only for {listed(single)}: intervals and p-values come from resampling the test samples, and "
-            "say nothing about how much another seed would change."
+            "say nothing about how much another seed would change; three or more would tell."
         )
+    if two:
+        texts.append(f"Two seeds only for {listed(two)}: three or more would tell how much a seed changes.")
     if len(found) > 1:
         texts.append(f"p-values, but not intervals, are corrected for {len(found)} comparisons (Holm).")
     return texts

@@ -122,7 +122,10 @@ def _pickles(path: Path) -> Iterator[IO[bytes]]:
     """The pickles that torch will read, each from its first step on. What it would have to unpack is refused:
     torch.save compresses nothing, and what is compressed could unpack to a thousand times its size."""
     with path.open("rb") as file:
-        if file.peek(len(ZIP))[: len(ZIP)] != ZIP:  # the sign that torch looks for, too
+        start = file.peek(len(ZIP))[: len(ZIP)]
+        if start != ZIP:  # the sign that torch looks for, too
+            if start[:1] != pickle.PROTO:  # a text, for one: its letters are steps of a pickle, too
+                raise pickle.UnpicklingError("no pickle begins like this")
             for _ in range(LEGACY_PICKLES):
                 if file.peek(1):
                     yield file

@@ -65,12 +65,13 @@ def fuses_on_cpu(x: Tensor) -> bool:
 
 def calls_directly(*tensors: Tensor) -> bool:
     """Whether a kernel may be called without the `torch.library` operation around it, whose call costs as much as a
-    small kernel does: nobody differentiates, traces or compiles. What is exported must not hold the operation."""
+    small kernel does: nobody differentiates, traces or compiles. What is exported must not hold the operation. On the
+    meta device the operation tells its shape and its FLOPs at once, where the reference would go through every tap."""
     if torch.compiler.is_exporting():
         return True
     if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
         return False
-    return all(type(one) in (Tensor, nn.Parameter) for one in tensors)
+    return all(type(one) in (Tensor, nn.Parameter) and not one.is_meta for one in tensors)
 
 
 def is_free(size: int) -> bool:

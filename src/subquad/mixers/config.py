@@ -2,8 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Self, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from types import UnionType
+from typing import Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -45,8 +46,19 @@ class Options(BaseModel):
 
 
 def unknown_option(owner: str, key: str, options: type[BaseModel]) -> str:
-    known = options.model_fields
-    return f"{owner} has no option {key!r}{nearest(key, known)} Options: {', '.join(known)}."
+    known, inside = options.model_fields, list(_places(key, options))
+    hint = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, known)
+    return f"{owner} has no option {key!r}{hint} Options: {', '.join(known)}."
+
+
+def _places(key: str, options: type[BaseModel]) -> Iterator[str]:
+    """Where the sections of a config have an option of this name: `encoder.heads`."""
+    for name, field in options.model_fields.items():
+        either = get_origin(field.annotation) in (Union, UnionType)
+        for part in get_args(field.annotation) if either else [field.annotation]:
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                own = [key] if key in part.model_fields else []
+                yield from (f"{name}.{place}" for place in [*own, *_places(key, part)])
 
 
 def _problem(options: type[BaseModel], item: Any) -> str:

@@ -19,7 +19,7 @@ from subquad.data.augment import AugmentOptions, EvalTransform, TrainTransform
 from subquad.data.batches import Batch, Budget
 from subquad.data.images import ImageSet
 from subquad.data.mixing import MixingOptions, mix
-from subquad.evaluate.accuracy import class_ranks
+from subquad.evaluate.accuracy import class_ranks, tops
 from subquad.models import Model
 from subquad.tasks.base import StepLoss, Task
 from subquad.tasks.losses import class_loss
@@ -190,7 +190,7 @@ class ClassificationTask(Task):
             loss = class_loss(logits, labels, smoothing=self.smoothing)
         found = self.with_aux(loss, aux)
         ranks = class_ranks(logits.detach(), labels)
-        hits = {"top1": float((ranks < 1).sum()), "top5": float((ranks < 5).sum())}
+        hits = {f"top{most}": float((ranks < most).sum()) for most in tops(logits.shape[-1])}
         return replace(found, sums=found.sums | hits)
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:

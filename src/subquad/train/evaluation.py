@@ -19,7 +19,7 @@ from subquad.data.prepare import open_prepared
 from subquad.data.simple_tokenizers import IdsTokenizer
 from subquad.decode.limits import longest_source, longest_text
 from subquad.decode.translate import Translator
-from subquad.evaluate.accuracy import class_ranks, share
+from subquad.evaluate.accuracy import class_ranks, share, tops
 from subquad.evaluate.bleu import bleu, chrf, compound_bleu, word_bleu, word_splitter
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits, perplexity
@@ -252,8 +252,8 @@ def _images(loaded: Loaded, split: str, shared: _Shared) -> Evaluation:
     if not everything:
         raise ValueError(f"none of the {len(images):,} images of {split} could be read")
     known = np.array([everything[number] for number in sorted(everything)])
-    classes = f"classes:{len(images.classes)}"
-    measures = {f"top{most}": share(known[:, 1] < most, f"top-{most}|{classes}") for most in (1, 5)}
+    classes = len(images.classes)
+    measures = {f"top{most}": share(known[:, 1] < most, f"top-{most}|classes:{classes}") for most in tops(classes)}
     lost = len(images) - len(everything)
     data = {"sha256": _digest([[number, everything[number][0]] for number in sorted(everything)]), "images": AS_GIVEN}
     return Evaluation("image-classification", split, len(images), lost, measures, data)

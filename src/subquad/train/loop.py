@@ -5,6 +5,7 @@ depends on the seed and the epoch only, and the random choices inside a batch on
 holds weights, optimiser, generators and the place in the epoch, so a resumed run is the uninterrupted one, bit by bit.
 """
 
+import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -114,6 +115,8 @@ class Trainer:
                 self.progress.note(f"nothing to train: the run stands at update {self.update:,}, where the recipe ends")
         elif self.log is not None and not self.log.is_new:  # a run that ended before its first checkpoint
             self.log.resumed(0)
+        if (note := self._unfinished_warmup()) is not None:
+            self.progress.note(note)
         validated, every = self.update, self.recipe.train.validate_every
         with closing(self.updates()) as updates:
             while not self._over():
@@ -131,6 +134,13 @@ class Trainer:
             tracker.artifact(self.run, kept[0])
             tracker.close()
         return self.metrics
+
+    def _unfinished_warmup(self) -> str | None:
+        config, schedule = self.recipe.train, self.recipe.schedule
+        limits = [] if config.updates is None else [config.updates]
+        if config.epochs is not None and schedule.warmup_updates:  # every epoch has as many batches as the first
+            limits.append(config.epochs * math.ceil(len(self.plan.epoch(0)) / config.accumulate))
+        return schedule.unfinished_warmup(min(limits, default=None), config.epochs)
 
     def _over(self) -> bool:
         """Whether a limit is reached; the leading worker's clock decides for all."""

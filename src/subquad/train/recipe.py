@@ -7,6 +7,7 @@ schedule: {kind: inverse-sqrt, lr: 3e-3, warmup_updates: 200}
 train: {updates: 1000, budget: {max_tokens: 2048}}
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from subquad.data.sources import TextSource
 from subquad.data.tokenizers import TokenizerConfig
 from subquad.decode.options import DecodeOptions
 from subquad.files import parse_yaml, read_yaml
-from subquad.mixers.config import Options, nearest
+from subquad.mixers.config import Options
 from subquad.models import MODELS, preset
 from subquad.models.presets import merged
 from subquad.train.checkpoint import Rotation
@@ -182,7 +183,9 @@ def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     if path.is_dir():
         raise ValueError(f"{path} is a folder, and a recipe is a YAML file; that of a run is {path / 'recipe.yaml'}")
     if not path.exists():
-        near = nearest(path.name, [other.name for other in path.parent.glob("*.yaml")])
+        files = {other.stem: other.name for other in path.parent.glob("*.yaml")}  # ".yaml" would make all names alike
+        close = difflib.get_close_matches(path.stem, files, n=1)
+        near = f"; did you mean {files[close[0]]!r}?" if close else "."
         raise ValueError(f"there is no recipe {path}{near} The path starts at the current folder, {Path.cwd()}")
     data = read_yaml(path, "recipe")
     for change in changes:

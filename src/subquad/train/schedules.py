@@ -70,6 +70,17 @@ class ScheduleConfig(Options):
         if self.total is not None and self.warmup_updates >= self.total:
             raise ValueError(f"warmup_updates is {self.warmup_updates}; it must be below total, {self.total}")
 
+    def unfinished_warmup(self, updates: int | None, epochs: int | None) -> str | None:
+        """What to say about a run of so many updates or epochs that ends before its warm-up does."""
+        spans = ((self.warmup_updates, updates, "updates"), (self.warmup_epochs, epochs, "epochs"))
+        for warmup, length, unit in spans:
+            if length is not None and warmup > length:
+                return (
+                    f"the warm-up of {warmup:,} {unit} is longer than the run of {length:,}: the rate never reaches "
+                    f"{self.lr:g}; lower schedule.warmup_{unit}, or train longer"
+                )
+        return None
+
 
 class Schedule:
     """The curve of a config in a run of `total` updates or `epochs` epochs, where the config leaves these open."""
