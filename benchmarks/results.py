@@ -49,7 +49,7 @@ def section(name: str, result: Result) -> str:
     untimed = without_times(result)
     shown = table(untimed)
     findings = "".join(f"- {one.text}{f' {one.detail}' if one.detail else ''}\n" for one in verdict(untimed))
-    parts = [f"## {name}\n", f"```text\n{result.command}\n```\n", setting(result)]
+    parts = [f"## {name}\n", f"<!-- nightly -->\n```sh\n{result.command}\n```\n", setting(result)]
     return "\n".join([*parts, markdown_table(shown.headers, shown.rows), findings])
 
 

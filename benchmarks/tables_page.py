@@ -55,7 +55,7 @@ def section(study: Study, found: Mapping[str, Any] | None) -> str:
         return "\n".join([*text, NOT_MEASURED])
     facts = ", ".join(f"{name} {value}" for name, value in found["environment"].items())
     text += [
-        f"```text\n{found['command']}\n```\n",
+        f"<!-- nightly -->\n```sh\n{found['command']}\n```\n",
         f"- machine: {facts}\n- {found['tokens']:,} tokens a batch, float32, {found['repeats']} repeats\n",
         markdown_table(["model", "parameters", "config"], model_rows(found)),
     ]

@@ -1,5 +1,6 @@
 """The documentation's pages: what they tell a reader to do works, figures are those of the modules, links lead on."""
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -12,11 +13,10 @@ from types import ModuleType
 import pytest
 
 from subquad.mixers import available
-from tests.doc_pages import ROOT, Session, blocks, small_runs, titled
+from tests.doc_pages import ROOT, Session, blocks, in_process, small_runs, titled
 
 DOCS = ROOT / "docs"
 ELSEWHERE = {
-    "interop.md": "needs files of other programs; tests/test_import*.py, test_huggingface*.py and others make them",
     "guides/own-mechanism.md": "its commands need a new file in the package; see below",
 }
 PAGES = {
@@ -43,6 +43,31 @@ def test_a_page_can_be_followed(name: str, runs: dict[str, Path], tmp_path: Path
 @pytest.mark.parametrize("name", LONG)
 def test_a_page_can_be_followed_with_what_takes_long(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
     Session(tmp_path, runs).follow(PAGES[name], nightly=True)
+
+
+def test_what_a_reader_would_run_is_no_text() -> None:
+    """Commands of the original programs are: nobody has them here."""
+    ours = re.compile(
+        r"^(\$ )?(subquad|torchrun|make|docker|python (examples|benchmarks)|(import|from) subquad)\b", re.M
+    )
+    for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        for block in blocks(page):
+            assert block.language not in ("text", "") or not ours.search(block.text), f"{page}: {block.text}"
+
+
+def test_a_comparison_of_ones_own_text(tmp_path: Path) -> None:
+    """The example that pages leave to the nightly tests, with a mechanism and no lengths."""
+    lines = [f"the year {number} was {'good' if number % 3 else 'better'}" for number in range(200)]
+    (tmp_path / "my.txt").write_text("\n".join(lines) + "\n")
+    words = ["--mixers", "softmax", "--updates", "2", "--lengths", ""]
+    with contextlib.chdir(tmp_path):
+        said = in_process([str(ROOT / "examples/compare_text.py"), "my.txt", *words])
+    assert said.startswith("my.txt: pieces of 32 tokens, 2 updates of 16 pieces each\n")
+    made = tmp_path / "runs/my-text"
+    parts = {split: (made / f"text/{split}.txt").read_text().splitlines() for split in ("train", "valid", "test")}
+    assert {split: len(part) for split, part in parts.items()} == {"train": 160, "valid": 20, "test": 20}
+    assert sorted(line for part in parts.values() for line in part) == sorted(lines)
+    assert (made / "comparison/report.html").is_file()
 
 
 # ---------------------------------------------------------------------- the mechanism that the documentation writes

@@ -147,7 +147,7 @@ def test_it_moves_like_a_module() -> None:
         ({"bpe": "subword_nmt"}, "has neither bpecodes nor code: name the codes of subword_nmt with bpe_codes"),
         ({"bpe": "subword_nmt", "bpe_codes": "none"}, "none: there is no such file"),
         ({"checkpoint_file": "other.pt"}, r"there is no file .*other\.pt"),
-        ({"checkpoint_file": "dict.src.txt"}, r"dict\.src\.txt is damaged, or no file of torch\.save"),
+        ({"checkpoint_file": "dict.src.txt"}, r"dict\.src\.txt is refused: it is no file of torch\.save"),
         ({"data_name_or_path": "./nowhere"}, r"model\.pt: there is no dict\.src\.txt in .*nowhere"),
     ],
 )

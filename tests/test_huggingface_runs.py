@@ -1,6 +1,7 @@
 """Runs in Hugging Face's format: tokenizers, pipelines, the Trainer, and a hub that stands in for the real one."""
 
 import base64
+import hashlib
 import json
 import os
 import subprocess
@@ -259,10 +260,21 @@ class Hub(BaseHTTPRequestHandler):
             self._answer({}, 404)
 
     def do_GET(self) -> None:
-        self._answer({"error": "Entry not found"}, 404)
+        """A file of what was given, as `resolve` gives it."""
+        _, _, name = self.path.partition("/resolve/main/")
+        if name not in self.files:
+            self._answer({"error": "Entry not found"}, 404)
+            return
+        self.send_response(200)
+        tag = hashlib.sha256(self.files[name]).hexdigest()
+        for key, value in {"ETag": tag, "X-Repo-Commit": "0" * 40, "Content-Length": len(self.files[name])}.items():
+            self.send_header(key, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(self.files[name])
 
     def do_HEAD(self) -> None:
-        self._answer({}, 404)
+        self.do_GET()
 
     def _answer(self, content: dict[str, Any], status: int = 200) -> None:
         data = json.dumps(content).encode()
@@ -284,7 +296,8 @@ def test_push_to_hub(text: tuple[Loaded, Path], tmp_path: Path) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     code = (
         "import sys; from subquad.interop.huggingface import SubquadForCausalLM; "
-        "SubquadForCausalLM.from_pretrained(sys.argv[1]).push_to_hub('me/model', token='hf_none', tags=['mine'])"
+        "SubquadForCausalLM.from_pretrained(sys.argv[1]).push_to_hub('me/model', token='hf_none', tags=['mine']); "
+        "SubquadForCausalLM.from_pretrained('me/model').save_pretrained(sys.argv[2])"
     )
     surroundings = {
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
@@ -294,7 +307,10 @@ def test_push_to_hub(text: tuple[Loaded, Path], tmp_path: Path) -> None:
     }
     try:
         subprocess.run(
-            [sys.executable, "-c", code, str(text[1])], env=os.environ | surroundings, check=True, timeout=300
+            [sys.executable, "-c", code, str(text[1]), str(tmp_path / "again")],
+            env=os.environ | surroundings,
+            check=True,
+            timeout=300,
         )
     finally:
         server.shutdown()
@@ -306,6 +322,7 @@ def test_push_to_hub(text: tuple[Loaded, Path], tmp_path: Path) -> None:
     assert yaml.safe_load(front)["tags"] == ["subquad", "lightconv", "mine"]
     assert body.startswith((text[1] / "README.md").read_text().split("---\n", 2)[2])
     assert "## Recipe" in body
+    assert (tmp_path / "again" / "README.md").read_bytes() == Hub.files["README.md"]  # it was there, and came along
     loaded = SubquadForCausalLM.from_pretrained(tmp_path / "fetched")
     tokens = torch.tensor([[2, 7, 9]])
     assert torch.equal(loaded(tokens).logits, text[0].model(tokens).logits)

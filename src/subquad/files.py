@@ -44,7 +44,7 @@ def foreign(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, OSError):
+    except (ValueError, OSError, NameError, ImportError):  # the last two are never the data's fault
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())

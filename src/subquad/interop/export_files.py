@@ -10,6 +10,7 @@ only if they compute the same.
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,7 +27,15 @@ from subquad.interop.export import Part, described, trace, whole_of_images, whol
 from subquad.interop.export_check import Call, check_parts
 from subquad.interop.export_step import decoding_parts
 from subquad.interop.export_usage import usage
-from subquad.models import LanguageModel, Model, Pyramid, Seq2Seq, TextClassifier, VisionTransformer
+from subquad.models import (
+    LanguageModel,
+    MaskedLanguageModel,
+    Model,
+    Pyramid,
+    Seq2Seq,
+    TextClassifier,
+    VisionTransformer,
+)
 from subquad.tasks.base import INPUTS, TOKENIZERS
 from subquad.tasks.classification import Augmented
 from subquad.train.loaded import Loaded
@@ -35,6 +44,8 @@ Form = Literal["onnx", "torch"]
 DESCRIPTION, FORMAT = "export.json", 1
 LARGEST_FILE = 2**30
 """Bytes of weights that an ONNX file holds itself; more are in a file beside it, since protobuf ends at 2 GiB."""
+TORCH_TO_ITSELF = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+"""How a warning begins that torch's exporter gives about its own code: no user can act on it."""
 
 
 def export_run(run: Loaded, form: Form, out: Path) -> list[str]:
@@ -60,7 +71,7 @@ def parts_of(model: Model, image_size: int | None = None) -> list[Part]:
         return decoding_parts(model)
     if isinstance(model, LanguageModel):
         return [whole_of_text(model), *decoding_parts(model)]
-    if isinstance(model, TextClassifier):
+    if isinstance(model, MaskedLanguageModel | TextClassifier):
         return [whole_of_text(model)]
     assert isinstance(model, VisionTransformer | Pyramid)
     side = model.config.image_size if isinstance(model, VisionTransformer) else image_size
@@ -121,16 +132,18 @@ def open_torch(part: Part, path: Path) -> Call:
 
 def save_onnx(part: Part, program: ExportedProgram, path: Path) -> None:
     weights = sum(value.numel() * value.element_size() for value in program.state_dict.values())
-    torch.onnx.export(
-        program,
-        (),
-        path,
-        input_names=list(part.inputs),
-        output_names=list(part.outputs),
-        dynamo=True,
-        verbose=False,
-        external_data=weights > LARGEST_FILE,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", TORCH_TO_ITSELF, FutureWarning)
+        torch.onnx.export(
+            program,
+            (),
+            path,
+            input_names=list(part.inputs),
+            output_names=list(part.outputs),
+            dynamo=True,
+            verbose=False,
+            external_data=weights > LARGEST_FILE,
+        )
 
 
 def open_onnx(part: Part, path: Path) -> Call:

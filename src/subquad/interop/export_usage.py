@@ -57,12 +57,14 @@ state = {{
     for one in parts["step"]["inputs"]
     if "start" in one
 }}
-token, text = np.array([{end}]), []
-for _ in range(20):
-    logits, *after = step.run(None, {{"token": token, **state, **memory}})
+text = [{begin}]  # {what}
+for place in range(20):
+    logits, *after = step.run(None, {{"token": np.array([text[place]]), **state, **memory}})
     state = dict(zip(state, after))
-    token = logits.argmax(-1)
-    text.append(int(token[0]))
+    if place == len(text) - 1:  # all is read
+        text.append(int(logits.argmax()))
+        if text[-1] == {end}:  # the end
+            break
 print(text)
 """,
     "torch": """step = {open}
@@ -72,14 +74,18 @@ state = [
     for one in parts["step"]["inputs"]
     if "start" in one
 ]
-token, text = torch.tensor([{end}]), []
-for _ in range(20):
-    logits, *state = step(token, *state, *memory)
-    token = logits.argmax(-1)
-    text.append(int(token))
+text = [{begin}]  # {what}
+for place in range(20):
+    logits, *state = step(torch.tensor([text[place]]), *state, *memory)
+    if place == len(text) - 1:  # all is read
+        text.append(int(logits.argmax()))
+        if text[-1] == {end}:  # the end
+            break
 print(text)
 """,
 }
+BEGINS = "begins with the symbol that ends texts"
+GOES_ON = f"{BEGINS}; what is to be continued follows"
 NO_MEMORY = {"onnx": "memory = {}\n", "torch": "memory = []\n"}
 DESCRIBED = 'import json\n\n{imports}\nparts = json.load(open("export.json"))["parts"]\n'
 
@@ -98,7 +104,8 @@ def usage(form: str, parts: Sequence[Part], end: int = 0) -> str:
             has_encoder = any(one.name == "encoder" for one in parts)
             encoder = ENCODER[form].format(open=OPEN[form].format(name="encoder"), end=end)
             memory = encoder if has_encoder else NO_MEMORY[form]
-            steps = STEPS[form].format(open=opened, end=end)
+            begin, what = (f"{end}", BEGINS) if has_encoder else (f"{end}, 4, 5, 6", GOES_ON)
+            steps = STEPS[form].format(open=opened, begin=begin, what=what, end=end)
             found.append(DESCRIBED.format(imports=IMPORTS[form]) + memory + steps)
     needed = {"onnx": "onnxruntime", "torch": "torch"}[form]
     head = f"The files need {needed} and nothing else. `export.json` says what each takes and gives."

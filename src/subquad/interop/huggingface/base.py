@@ -4,6 +4,7 @@ Only documented places of transformers are used: the methods that users call (`g
 attributes that its documentation names, and `_init_weights`, which every model of its own has to give.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
@@ -41,7 +42,7 @@ class SubquadModel(PreTrainedModel):
     usage: ClassVar[str]
     """How it is loaded, for the model card."""
     card: str | None = None
-    """Of the folder that it was loaded from: it knows the recipe, data and metrics."""
+    """Of the folder or repository that it was loaded from: it knows the recipe, data and metrics."""
 
     def __init__(self, config: SubquadConfig) -> None:
         super().__init__(config)
@@ -64,8 +65,8 @@ class SubquadModel(PreTrainedModel):
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"{pretrained_model_name_or_path} lacks weights of the model: {', '.join(missing[:10])}")
         restore_constants(model)
-        beside = Path(str(pretrained_model_name_or_path), options.get("subfolder") or "", CARD)
-        model.card = beside.read_text(encoding="utf-8") if beside.is_file() else None
+        if pretrained_model_name_or_path is not None:
+            model.card = card_beside(str(pretrained_model_name_or_path), options)
         return found if with_info else model
 
     def save_pretrained(self, save_directory: Any, *inputs: Any, **options: Any) -> Any:
@@ -128,6 +129,23 @@ class SubquadModel(PreTrainedModel):
         if aux is not None and self.config.aux_weight:
             total = total + self.config.aux_weight * loss.count * aux.float().mean()
         return total / (items if items is not None else max(1, loss.count))
+
+
+def card_beside(name: str, options: Mapping[str, Any]) -> str | None:
+    """The card in the folder or, on the hub, the repository of a model; None where there is none, or no way to it.
+
+    options: those of `from_pretrained`.
+    """
+    folder = options.get("subfolder") or ""
+    path = Path(name, folder, CARD)
+    if not Path(name).is_dir():
+        hub = optional_module("huggingface_hub", "a model of the hub", "'subquad[hf]'")
+        asked = {key: options[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in options}
+        try:
+            path = Path(hub.hf_hub_download(name, CARD, subfolder=folder or None, **asked))
+        except (OSError, hub.errors.EntryNotFoundError):
+            return None
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def restore_constants(model: nn.Module) -> None:
