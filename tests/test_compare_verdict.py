@@ -175,9 +175,9 @@ def test_the_number_of_samples_is_said() -> None:
 @pytest.mark.parametrize(
     ("better", "values", "floor", "said"),
     [
-        ("higher", [0.2, 0.8], 1.0, "the best BLEU is 0.80, and 1.00 or less is no better than guessing."),
+        ("higher", [0.2, 0.8], 1.0, "the best BLEU is 0.80, and 1.00 or less counts as nothing learned."),
         ("higher", [0.2, 1.2], 1.0, None),
-        ("lower", [7000.0, 5000.0], 4000.0, "the best BLEU is 5,000.00, and 4,000.00 or more is no better"),
+        ("lower", [7000.0, 5000.0], 4000.0, "the best BLEU is 5,000.00, and 4,000.00 or more counts"),
         ("lower", [7000.0, 3000.0], 4000.0, None),
     ],
 )

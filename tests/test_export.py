@@ -91,6 +91,10 @@ def without_subquad(folder: Path, *more: str) -> list[str]:
 # ---------------------------------------------------------------------- every family
 
 
+def masked_model(mixer: dict[str, Any]) -> Model:
+    return sized("masked-language-model", vocab=40, dim=16, encoder={**SMALL, "mixer": mixer})
+
+
 CLASSIFIERS: dict[str, tuple[Callable[[dict[str, Any]], Model], dict[str, Any]]] = {
     "text": (classifier, {"name": "linformer", "slots": 4, "max_length": 90}),
     "evit": (vision, {"name": "eva", "window": 2, "landmarks": 4}),
@@ -105,6 +109,16 @@ def test_classifiers_agree_in_onnxruntime(tmp_path: Path, family: str, recwarn) 
     assert not recwarn.list  # a user could do nothing about them
     (printed,) = without_subquad(tmp_path / "out", "torch")
     assert re.fullmatch(r"\[[0-2]\]", printed)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_masked_language_models_agree(tmp_path: Path, form: Form) -> None:
+    model = masked_model({"name": "linformer", "slots": 4, "max_length": 90, "share_kv": True, "share_layers": True})
+    parts = parts_of(model)
+    write_export(parts, model, form, tmp_path / "out", usage(form, parts, 0, model.config.mask))
+    (printed,) = without_subquad(tmp_path / "out")
+    assert len(re.findall(r"\d+", printed)) == 4, "a word for each symbol of the program's text"
+    assert "39 stands for a hidden word" in (tmp_path / "out" / CARD).read_text()
 
 
 @pytest.fixture(scope="module")

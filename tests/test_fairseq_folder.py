@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,15 @@ def test_training_on_a_folder(task: str, form: str, tmp_path: Path, capsys: pyte
     assert command(["evaluate", str(run), "--split", "test", "decode.max_len_b=5"]) == 0
     found = json.loads((run / "evaluation-test.json").read_text())
     assert found["samples"] == (4 if task == "translation" else 5)
+
+    other = write(tmp_path / "other", form)
+    for file in other.glob("train.*"):
+        shutil.copy(file, other / file.name.replace("train", "test"))
+    assert command(["evaluate", str(run), "--split", "test", "decode.max_len_b=5", f"data.fairseq={other}"]) == 0
+    swapped = json.loads((run / "evaluation-test.json").read_text())
+    assert command(["evaluate", str(run), "--split", "train", "decode.max_len_b=5"]) == 0
+    expected = json.loads((run / "evaluation-train.json").read_text())
+    assert swapped["data"]["sha256"] == expected["data"]["sha256"] != found["data"]["sha256"], "the given data is read"
 
 
 @pytest.mark.parametrize("form", FORMS)

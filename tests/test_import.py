@@ -355,7 +355,7 @@ def test_an_imported_run_is_given_its_data(run, tmp_path, capsys, monkeypatch) -
     for words, split in ((["evaluate", str(run)], "test"), (train, "train")):
         capsys.readouterr()
         assert command(words) == 1
-        said = f'was imported and has no data: give it some, as in "data.splits.{split}=[SOURCE, TARGET]"'
+        said = f'was imported and has no data of its own: give it some, as in "data.splits.{split}=[SOURCE, TARGET]"'
         assert said in capsys.readouterr().err
 
 

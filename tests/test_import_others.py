@@ -71,6 +71,20 @@ def refused(contents: Mapping[str, Any], folder: Path, capsys: pytest.CaptureFix
     return said
 
 
+def check_goes_on(run: Path, lines: list[str]) -> None:
+    """An imported run is evaluated, trained further and exported. lines: of a text, or of source and target."""
+    files = []
+    for number, line in enumerate(lines):
+        files.append(str(run.parent / f"{number}.txt"))
+        Path(files[-1]).write_text(f"{line}\n" * 6)
+    splits = [f"data.splits.{split}=[{', '.join(files)}]" for split in ("train", "valid", "test")]
+    assert command(["evaluate", str(run), *splits, "decode.max_len_b=4"]) == 0
+    short = ["train.updates=2", "train.budget.max_tokens=64"]
+    assert command(["train", str(run / "recipe.yaml"), "--out", str(run), *splits, *short]) == 0
+    assert load_run(run, "last").update == 2
+    assert command(["export", str(run), "--to", "torch", "--out", str(run.parent / "exported")]) == 0
+
+
 # ---------------------------------------------------------------------- text: forks of fairseq
 
 
@@ -148,6 +162,7 @@ def test_a_language_model_with_primal_attention(path: Path, tmp_path: Path) -> N
     with torch.no_grad():
         logits = model(tokens, padding=padding).logits
     assert_close(logits[there], fixture["out.logits"][there], OUTPUT_TOLERANCE, "logits")
+    check_goes_on(tmp_path / "run", ["w1 w2 w3 w4 w5"])
 
 
 # ---------------------------------------------------------------------- images
@@ -367,6 +382,7 @@ def test_a_translation_model_of_crybot(path: Path, tmp_path: Path, capsys, monke
     said = [[int(word) for word in line.split()] for line in capsys.readouterr().out.splitlines()]
     special = {bos, fixture.config["pad"], eos}
     assert said == [[token for token in row if token not in special] for row in golden.tolist()]
+    check_goes_on(tmp_path / "run", ["0 5 6 7", "6 5"])
 
 
 def test_crybot_needs_its_config(tmp_path: Path, capsys) -> None:

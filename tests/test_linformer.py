@@ -93,7 +93,7 @@ def test_layers_of_a_stack_share_one_matrix() -> None:
     options = {"name": "linformer", "slots": 3, "max_length": T, "share_kv": True}
     own, shared = (
         Stack(
-            StackConfig(dim=16, heads=4, layers=3, mixer=MixerChoice(name="linformer", **options, share_layers=share))
+            StackConfig(dim=16, heads=4, layers=3, mixer=MixerChoice.model_validate(options | {"share_layers": share}))
         )
         for share in (False, True)
     )
@@ -105,6 +105,14 @@ def test_layers_of_a_stack_share_one_matrix() -> None:
     x = torch.randn(2, T, 16)
     for stack in (shared, copy.deepcopy(shared)):
         assert torch.equal(stack(x, Surroundings()).x, own(x, Surroundings()).x)
+
+
+def test_layers_that_share_nothing_lend_nothing() -> None:
+    shares = [False, True, True]
+    options = {"name": "linformer", "slots": 3, "max_length": T, "share_kv": True, "share_layers": shares}
+    stack = Stack(StackConfig(dim=16, heads=4, layers=3, mixer=MixerChoice.model_validate(options)))
+    owners = [name.split(".")[1] for name in stack.state_dict() if "compress" in name]
+    assert owners == ["0", "1"]
 
 
 def test_a_matrix_of_all_layers_serves_keys_and_values() -> None:

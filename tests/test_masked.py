@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,19 @@ def write_recipe(folder: Path, **mixer: Any) -> Path:
 LINFORMER = {"name": "linformer", "slots": 32, "max_length": 32, "share_kv": True, "share_layers": True}
 
 
+def test_the_data_is_looked_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(write_recipe(tmp_path, **LINFORMER))
+    assert command(["train", recipe, "--dry-run"]) == 0
+    (tmp_path / "valid.txt").unlink()
+    assert command(["train", recipe, "--dry-run"]) == 1
+    assert "this cannot be trained: valid: missing:" in capsys.readouterr().err
+    write_texts(tmp_path)
+    with (tmp_path / "train.txt").open("a") as file:
+        file.write(" ".join(WORDS) + "\n")
+    assert command(["train", recipe, "--out", str(tmp_path / "run"), "data.max_length=9", "train.updates=1"]) == 0
+    assert "train: samples skipped: 1 over-long" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("masked")
@@ -151,6 +165,17 @@ def test_what_it_cannot_do_is_said(words: list[str], said: str, run: Path, capsy
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.nightly
+def test_mechanisms_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, out = write_recipe(tmp_path, **LINFORMER), tmp_path / "out"
+    short = ["train.updates=2", "--lengths", "16", "--tokens", "32", "--repeats", "1"]
+    assert command(["compare", str(recipe), "--mixers", "softmax,linformer", *short, "--out", str(out)]) == 0
+    result = json.loads((out / "result.json").read_text())
+    assert [cell["status"] for cell in result["cells"]] == ["done", "done"]
+    assert {point["part"] for point in result["lengths"]} == {"encoder", "full"}
+    assert "perplexity of hidden words" in capsys.readouterr().out
+
+
 def test_masking_means_nothing_to_other_tasks() -> None:
     recipe = Path(__file__).parents[1] / "recipes/small/speeches.yaml"
     with pytest.raises(ValueError, match=r"data\.masking has no meaning for task language-model"):
@@ -163,17 +188,20 @@ FIXTURES = sorted((FOLDER / "linformer").glob("official_roberta_*.safetensors"))
 LENGTH = 32
 
 
-def write_checkpoint(fixture: Fixture, path: Path, task: str = "masked_lm") -> str:
+def write_checkpoint(
+    fixture: Fixture, path: Path, task: str = "masked_lm", change: Callable[[dict[str, Any]], None] | None = None
+) -> str:
     """A file as fairseq saves it, from the weights of a golden fixture, and its dictionary beside it."""
     state = fixture.under("weights.")
     vocab = len(state["encoder.sentence_encoder.embed_tokens.weight"])
     (path.parent / "dict.txt").write_text("".join(f"w{number} 1\n" for number in range(vocab - 5)))  # 4 special, <mask>
-    state |= {"encoder.version": torch.tensor([3.0]), "encoder.sentence_encoder.layers.0.version": torch.tensor([2.0])}
     training = {"tokens_per_sample": LENGTH, "sample_break_mode": "complete", "mask_prob": 0.2, "dropout": 0.1}
     training |= {"optimizer": "adam", "lr": [5e-4], "lr_scheduler": "polynomial_decay", "total_num_update": 1000}
     names = {"arch": "linformer_roberta_base", "task": task, **roberta_arguments(fixture.config), **training}
     history = [{"num_updates": 7}]
     contents = {"args": argparse.Namespace(**names), "model": state, "optimizer_history": history}
+    if change is not None:
+        change(contents)
     torch.save(contents, path)
     return str(path)
 
@@ -206,8 +234,74 @@ def test_the_official_linformer_is_an_ordinary_run(tmp_path: Path) -> None:
     assert command(["evaluate", run, "--split", "test"]) == 0
     after = json.loads((tmp_path / "run/evaluation-test.json").read_text())["metrics"]["ppl"]["value"]
     assert after < before
+    long = tmp_path / "long.txt"
+    long.write_text(" ".join(WORDS * 5) + "\n")
+    assert command(["evaluate", run, "--split", "test", f"data.splits.test={long}"]) == 0, "lines are cut, not refused"
     assert command(["export", run, "--to", "onnx", "--out", str(tmp_path / "exported")]) == 0
     assert (tmp_path / "exported/model.onnx").is_file()
+
+
+def in_groups(contents: dict[str, Any]) -> None:
+    """The layout with `cfg`."""
+    options = vars(contents.pop("args"))
+    names = ("tokens_per_sample", "sample_break_mode", "mask_prob")
+    task = {"_name": options["task"], **{name: options[name] for name in names}}
+    contents |= {"args": None, "cfg": {"model": argparse.Namespace(**options), "task": task}}
+
+
+def with_an_older_norm(contents: dict[str, Any]) -> None:
+    """As until 2021."""
+    state = contents["model"]
+    contents["model"] = {name.replace(".layernorm_embedding.", ".emb_layer_norm."): state[name] for name in state}
+
+
+@pytest.mark.parametrize("change", [in_groups, with_an_older_norm])
+def test_other_layouts_are_the_same_model(change: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+    fixture = load(FIXTURES[0])
+    for name, how in (("plain", None), ("other", change)):
+        path = write_checkpoint(fixture, tmp_path / f"{name}.pt", change=how)
+        assert command(["import", path, "--out", str(tmp_path / name)]) == 0
+    plain, other = (load_run(tmp_path / name) for name in ("plain", "other"))
+    assert plain.recipe.data.masking == other.recipe.data.masking
+    expected = plain.model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in other.model.state_dict().items())
+
+
+def test_what_is_shared_is_read_from_the_weights(tmp_path: Path) -> None:
+    """The first release trained the head apart, and a matrix in each layer under the names of a shared one."""
+
+    def as_first_released(contents: dict[str, Any]) -> None:
+        contents["args"].shared_layer_kv_compressed, contents["args"].freeze_compress = 1, 1
+        state, encoder = contents["model"], "encoder.sentence_encoder."
+        state["encoder.lm_head.weight"] = state["encoder.lm_head.weight"] + 1
+        for number in (0, 1):
+            own = state[f"{encoder}layers.{number}.self_attn.compress_k.weight"]
+            state[f"{encoder}layers.{number}.self_attn.compress_v.weight"] = own
+            state[f"{encoder}layers.{number}.shared_compress_layer.weight"] = own
+            state[f"{encoder}layers.{number}.shared_compress_layer.bias"] = own[:, 0]
+
+    path = write_checkpoint(load(FIXTURES[0]), tmp_path / "old.pt", change=as_first_released)
+    assert command(["import", path, "--out", str(tmp_path / "run")]) == 0
+    model = load_run(tmp_path / "run").model
+    assert model.config.encoder.mixer.options["share_kv"]
+    assert model.config.encoder.mixer.options["frozen"]
+    weights = model.state_dict()
+    first, second = (weights[f"encoder.blocks.{number}.mixer.compress_k"] for number in (0, 1))
+    assert not torch.equal(first, second)
+    assert not torch.equal(weights["head.weight"], weights["embedding.tokens.weight"])
+
+
+def test_what_cannot_be_taken_over_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(contents: dict[str, Any]) -> None:
+        contents["args"].mask_whole_words = True
+
+    path = write_checkpoint(load(FIXTURES[0]), tmp_path / "old.pt", change=change)
+    lines = (tmp_path / "dict.txt").read_text().splitlines()
+    (tmp_path / "dict.txt").write_text("".join(f"{line.removeprefix('w')}\n" for line in lines))
+    assert command(["import", path, "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert "words are hidden one by one, without the original's mask_whole_words" in said
+    assert "the dictionary's pieces are numbers, as of GPT-2's BPE: text goes in as" in said
 
 
 def test_other_tasks_of_the_official_linformer_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,7 @@ CONVOLUTIONS = {
     "wmt17_zh_en": {"dynamicconv": 179.7, "lightconv": 175.3},
 }
 AS_PRESET = {
+    "linformer_roberta_base": "linformer_roberta_base",
     "wikitext103_primal": "primal_lm",
     "wmt14_linformer_k32": "linformer_translation_k32",
     "wmt14_linformer_k64": "linformer_translation_k64",

@@ -344,6 +344,7 @@ def test_cross_attention_stays(tmp_path: Path) -> None:
         ("bert", "eva", {"heads": 2}, "heads is decided by the model"),
         ("bert", "eva", {"layers": [2]}, "there is no layer 2"),
         ("bert", "eva", {"layers": []}, "layers is empty"),
+        ("bert", "linformer", {"share_kv": True, "share_layers": True}, "cannot have share_layers=True here"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_changes(

@@ -81,7 +81,8 @@ def bench(
         out.write_text(f"{text}\n")
     failed = list(dict.fromkeys(row.mixer for row in rows if row.status == "failed"))
     if failed:
-        raise ValueError(f"no times for {', '.join(failed)}: see the reasons under the table")
+        where = "`reason` of their rows says why" if as_json else "see the reasons under the table"
+        raise ValueError(f"no times for {', '.join(failed)}: {where}")
 
 
 def show(rows: list["Row"]) -> None:

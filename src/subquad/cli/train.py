@@ -106,9 +106,10 @@ def _train(recipe: "Recipe", folder: Path, workers: "Workers") -> None:
 def _left_out(task: "Task", trainer: "Trainer") -> Iterator[str]:
     """What of the data is not used, in lines; images tell when they are read."""
     from subquad.tasks.language import LanguageTask
+    from subquad.tasks.masked import MaskedTask
     from subquad.tasks.translation import TranslationTask
 
-    if isinstance(task, TranslationTask | LanguageTask):
+    if isinstance(task, TranslationTask | LanguageTask | MaskedTask):
         for split, reasons in task.data.skipped().items():
             yield f"{split}: samples skipped: {reasons}"
     if count := len(trainer.plan.skipped):
@@ -156,7 +157,8 @@ def _describe(recipe: "Recipe") -> None:
     tokens = recipe.train.budget.max_tokens or 4096
     length = min(tokens, 64 if recipe.task == "translation" else recipe.data.blocks.tokens_per_sample)
     most = recipe.train.budget.max_sentences
-    batch = (most or 64) if images else min(most or tokens, max(1, tokens // length))
+    fitting = most if most and recipe.train.budget.max_tokens is None else max(1, tokens // length)
+    batch = (most or 64) if images else min(most or tokens, fitting)
     cost = costs(data, batch, length, streaming=False)
     rows = [
         ["task", recipe.task],
@@ -195,14 +197,14 @@ def _given_vocabulary(model: dict[str, Any]) -> str:
 
 def _unreadable(recipe: "Recipe", split: str) -> str | None:
     """Why the first sample of a split of text files cannot be read, if it cannot."""
-    from subquad.data.prepared import SIDES
+    from subquad.data.prepared import SIDES, prepared_for
     from subquad.data.sources import read_samples
 
     source = recipe.data.splits.get(split)
     if source is None or source.is_ids:
         return None
     try:
-        next(read_samples(source, SIDES[recipe.task]))
+        next(read_samples(source, SIDES[prepared_for(recipe.task)]))
     except ValueError as error:
         return str(error)
     return None

@@ -43,6 +43,8 @@ from subquad.train.recipe import Recipe
 Begin = Callable[[str], None]
 TIMING = "all, side by side"
 """The step in which no single mechanism is at work."""
+HIDDEN_EVERY = 7
+"""A masked model is asked for every so many tokens: about the share that training hides."""
 PYRAMID_PATCH = 4
 """Pixels between the cells of a pyramid's finest grid."""
 
@@ -205,7 +207,8 @@ def loss_of(model: Model, part: Part, shape: Shape, inputs: Sequence[Tensor]) ->
         return word_loss(model.head, x, inputs[0], pad=-1).total, aux
     if isinstance(model, MaskedLanguageModel):
         x, _, aux = model.features(inputs[0])
-        return word_loss(model.head, model.words(x), inputs[0], pad=-1).total, aux
+        asked = slice(None, None, HIDDEN_EVERY)
+        return word_loss(model.head, model.words(x[:, asked]), inputs[0][:, asked], pad=-1).total, aux
     found = model(inputs[0])
     return class_loss(found.logits, inputs[1]).total, found.aux
 

@@ -34,7 +34,8 @@ class Finding:
 
 def verdict(result: Result) -> list[Finding]:
     """The headline, what was found about quality and cost, and what limits it."""
-    quality = [Finding("quality", text) for text in _quality(result)]
+    learned = _nothing_learned(result) is None
+    quality = [Finding("quality", text) for text in _quality(result)] if learned else []
     costs = [Finding("cost", text) for text in _costs(result)]
     return [headline(result), *quality, *costs, *(Finding("caveat", text) for text in _caveats(result))]
 
@@ -108,8 +109,8 @@ def _nothing_learned(result: Result) -> str | None:
         return None
     floor = f"{metric_value(metric, metric.floor)} or {'less' if higher else 'more'}"
     return (
-        f"No model has learned anything yet: the best {metric.name} is {metric_value(metric, best)}, and {floor} is no "
-        "better than guessing. Train longer before comparing."
+        f"No model has learned anything yet: the best {metric.name} is {metric_value(metric, best)}, and {floor} "
+        "counts as nothing learned. Train longer before comparing."
     )
 
 

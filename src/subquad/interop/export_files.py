@@ -38,6 +38,7 @@ from subquad.models import (
 )
 from subquad.tasks.base import INPUTS, TOKENIZERS
 from subquad.tasks.classification import Augmented
+from subquad.tasks.masked import beginning
 from subquad.train.loaded import Loaded
 
 Form = Literal["onnx", "torch"]
@@ -52,10 +53,16 @@ def export_run(run: Loaded, form: Form, out: Path) -> list[str]:
     """Writes the model of a run into the folder `out`, which must be new or empty; names of the files with parts."""
     model = run.model.cpu().float().eval()
     parts = parts_of(model, _image_size(run.inputs.get("transform")))
-    sides = {Seq2Seq: "target", LanguageModel: "text"}
-    end = run.tokenizer(sides[type(model)]).eos if type(model) in sides else 0
-    card = model_card(model, usage(form, parts, end), run, library="onnx" if form == "onnx" else "torch")
+    card = model_card(model, usage(form, parts, *_symbols(run)), run, library="onnx" if form == "onnx" else "torch")
     return write_export(parts, model, form, out, card, run.folder)
+
+
+def _symbols(run: Loaded) -> tuple[int, int | None]:
+    """What a text begins with, and what hides a word of it: see `usage`."""
+    if isinstance(run.model, MaskedLanguageModel):
+        return beginning(run.tokenizer("text")), run.model.config.mask
+    sides = {Seq2Seq: "target", LanguageModel: "text"}
+    return run.tokenizer(sides[type(run.model)]).eos if type(run.model) in sides else 0, None
 
 
 def _image_size(transform: Mapping[str, Any] | None) -> int | None:

@@ -12,12 +12,12 @@ IMPORTS = {"onnx": "import numpy as np\nimport onnxruntime\n", "torch": "import 
 
 TEXT = {
     "onnx": """model = {open}
-tokens = np.array([[4, 5, 6]])  # numbers of the tokenizer's symbols
+tokens = np.array([[{tokens}]])  # {what}
 (logits,) = model.run(None, {{"tokens": tokens, "padding": np.zeros(tokens.shape, bool)}})
 print(logits.argmax(-1))
 """,
     "torch": """model = {open}
-tokens = torch.tensor([[4, 5, 6]])  # numbers of the tokenizer's symbols
+tokens = torch.tensor([[{tokens}]])  # {what}
 (logits,) = model(tokens, torch.zeros(tokens.shape, dtype=torch.bool))
 print(logits.argmax(-1))
 """,
@@ -84,14 +84,20 @@ for place in range(20):
 print(text)
 """,
 }
+SYMBOLS = "numbers of the tokenizer's symbols"
+HIDDEN = "the beginning, and symbols of the tokenizer; {hides} stands for a hidden word"
 BEGINS = "begins with the symbol that ends texts"
 GOES_ON = f"{BEGINS}; what is to be continued follows"
 NO_MEMORY = {"onnx": "memory = {}\n", "torch": "memory = []\n"}
 DESCRIBED = 'import json\n\n{imports}\nparts = json.load(open("export.json"))["parts"]\n'
 
 
-def usage(form: str, parts: Sequence[Part], end: int = 0) -> str:
-    """Markdown with a program for each way to use the parts. end: the symbol that ends a text, and begins another."""
+def usage(form: str, parts: Sequence[Part], end: int = 0, hides: int | None = None) -> str:
+    """Markdown with a program for each way to use the parts.
+
+    end: the symbol that ends a text and begins another; of a masked language model, the one that texts begin with.
+    hides: of such a model, the symbol that stands in the place of hidden words.
+    """
     found = []
     for part in parts:
         opened = OPEN[form].format(name=part.name)
@@ -99,7 +105,10 @@ def usage(form: str, parts: Sequence[Part], end: int = 0) -> str:
             shape = ", ".join(map(str, part.shapes["images"][1:]))
             found.append(f"{IMPORTS[form]}\n{IMAGES[form].format(open=opened, shape=shape)}")
         elif part.name == "model":
-            found.append(f"{IMPORTS[form]}\n{TEXT[form].format(open=opened)}")
+            tokens, what = (
+                ("4, 5, 6", SYMBOLS) if hides is None else (f"{end}, 4, {hides}, 6", HIDDEN.format(hides=hides))
+            )
+            found.append(f"{IMPORTS[form]}\n{TEXT[form].format(open=opened, tokens=tokens, what=what)}")
         elif part.name == "step":
             has_encoder = any(one.name == "encoder" for one in parts)
             encoder = ENCODER[form].format(open=OPEN[form].format(name="encoder"), end=end)

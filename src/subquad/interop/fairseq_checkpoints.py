@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subquad.data.fairseq_text import FairseqDictionary, SubwordCodes
 from subquad.data.simple_tokenizers import MosesTokenizer, WordTokenizer
-from subquad.data.tokenizer_base import decoded_text, file_bytes
+from subquad.data.tokenizer_base import SPECIAL_SYMBOLS, decoded_text, file_bytes
 from subquad.data.tokenizers import Tokenizer
 from subquad.interop import fairseq_models, linformer_roberta
 from subquad.interop.fairseq_optimizer import moments_of
@@ -109,6 +109,10 @@ def _tokenizers(
             raise ValueError("a language model has one dictionary: name it with --dict-source alone")
         size = model.config.vocab - isinstance(model, MaskedLanguageModel)  # what hides words is in no dictionary
         dictionary = _dictionary("dict.txt", texts.dict_source, "--dict-source", places, size)
+        if codes is None and all(symbol.isdigit() for symbol in dictionary.symbols[len(SPECIAL_SYMBOLS) :]):
+            sections.notes.append(
+                "the dictionary's pieces are numbers, as of GPT-2's BPE: text goes in as such numbers"
+            )
         return {"text": _tokenizer(dictionary, codes, None)}
     sides = {
         "source": ("source_lang", texts.dict_source, "--dict-source", model.config.source_vocab),

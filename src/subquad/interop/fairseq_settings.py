@@ -17,6 +17,8 @@ GROUPS = ("common", "distributed_training", "dataset", "optimization", "criterio
 CHOICES = ("criterion", "optimizer", "lr_scheduler", "task")
 """Groups that name what was chosen: in `args` the name stands under the group's."""
 BREAKS = {"none": "none", "complete": "complete", "complete_doc": "complete", "eos": "eos"}
+UNKNOWN_MASKING = {"mask_whole_words": False, "freq_weighted_replacement": False, "mask_multiple_length": 1}
+"""What masked_lm can do beside hiding single words, and what it does unless it is told otherwise."""
 DECODE = {"beam": 5, "nbest": 1, "lenpen": 1.0, "max_len_a": 0.0, "max_len_b": 200, "min_len": 1, "unk_penalty": 0.0}
 """What fairseq-generate does unless it is told otherwise."""
 
@@ -65,7 +67,12 @@ def sections_of(settings: Values, update: int) -> Sections:
     if settings.get("task") in ("language_modeling", "masked_lm"):
         found.recipe["data"] = {"blocks": _blocks(settings)}
     if settings.get("task") == "masked_lm":
-        found.recipe["data"]["masking"] = _masking(settings)
+        found.recipe["data"] |= {
+            "masking": _masking(settings),
+            "max_length": _longest_line(found.recipe["data"]["blocks"]),
+        }
+        if left := [name for name, usual in UNKNOWN_MASKING.items() if settings.get(name, usual) not in (usual, None)]:
+            found.notes.append(f"words are hidden one by one, without the original's {', '.join(left)}")
     return found
 
 
@@ -102,7 +109,7 @@ def _add_optimizer(found: Sections, settings: Values) -> None:
 
 def _add_schedule(found: Sections, settings: Values) -> None:
     """The learning rate's curve; one that is not here, or does not fit the run, becomes a constant rate with a note."""
-    rate = float(_first(settings.get("lr"), 0.0)) or ScheduleConfig().lr
+    rate = float(_first(settings.get("lr"), 0.0)) or ScheduleConfig.model_fields["lr"].default
     train = found.recipe["train"]
     name = settings.get("lr_scheduler") or "fixed"  # fairseq's default
     try:
@@ -148,6 +155,11 @@ def _blocks(settings: Values) -> dict[str, Any]:
 def _masking(settings: Values) -> dict[str, float]:
     names = {"share": ("mask_prob", 0.15), "kept": ("leave_unmasked_prob", 0.1), "random": ("random_token_prob", 0.1)}
     return {ours: _number(settings, theirs, default) for ours, (theirs, default) in names.items()}
+
+
+def _longest_line(blocks: Mapping[str, Any]) -> int | None:
+    """Whole lines must fit into a sample, with its beginning and their end."""
+    return None if blocks["breaks"] == "none" else max(1, blocks["tokens_per_sample"] - 2)
 
 
 def _first(given: Any, default: Any) -> Any:

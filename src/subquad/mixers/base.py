@@ -92,8 +92,13 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def share_within_stack(self, first: Any) -> None:  # noqa: ARG002
-        """Shares with the first layer of this mechanism in a stack what the options say that layers share: nothing."""
+        """Shares with the first layer of the same options in a stack what these say that layers share: nothing."""
         return
+
+    @property
+    def borrows_weights(self) -> bool:
+        """Whether it computes with parameters of another layer."""
+        return False
 
     def sees_grid(self, grid: tuple[int, int]) -> bool:  # noqa: ARG002
         """Whether a given grid is used as one; otherwise it is read as a sequence."""

@@ -100,6 +100,10 @@ class Linformer(SoftmaxHeads):
         if self.config.share_layers:
             self.share_compression(first)
 
+    @property
+    def borrows_weights(self) -> bool:
+        return bool(self.owner)
+
     def share_compression(self, other: "Linformer") -> None:
         """Uses the compression matrices of `other` from now on: its parameters, trained by both layers."""
         ours, theirs = ([tuple(matrix.shape) for matrix in layer._compressions()] for layer in (self, other))

@@ -205,10 +205,11 @@ class Stack(nn.Module):
 
     def _share_between_layers(self) -> None:
         for place in ("mixer", "cross"):
-            first: dict[type[Mixer], Mixer] = {}
-            for mixer in (getattr(block, place) for block in self.blocks):
-                if mixer is not None and (owner := first.setdefault(type(mixer), mixer)) is not mixer:
-                    mixer.share_within_stack(owner)
+            mixers = [mixer for block in self.blocks if (mixer := getattr(block, place)) is not None]
+            for mixer in mixers:
+                first = next(other for other in mixers if other.config == mixer.config)
+                if first is not mixer:
+                    mixer.share_within_stack(first)
 
     def _mixer(self, choice: tuple[str, dict[str, Any]], causal: bool) -> Mixer:
         name, options = choice

@@ -22,6 +22,13 @@ from subquad.tasks.losses import losses_by_row, word_loss
 
 BEGINNING = 1
 """Tokens of a sample before its block."""
+AROUND = BEGINNING + 1
+"""Those and the end of a line."""
+
+
+def beginning(tokenizer: Tokenizer) -> int:
+    """The symbol that a sample begins with. Numbers that others made may have none: then it is that of an end."""
+    return tokenizer.bos if tokenizer.bos >= 0 else tokenizer.eos
 
 
 class MaskedSamples:
@@ -32,6 +39,7 @@ class MaskedSamples:
             raise ValueError(f"data.blocks.tokens_per_sample is {blocks.tokens_per_sample}; the beginning is one token")
         shorter = blocks.model_copy(update={"tokens_per_sample": blocks.tokens_per_sample - BEGINNING})
         self.blocks, self.tokenizer = Blocks(store, shorter, tokenizer.eos), tokenizer
+        self.first = beginning(tokenizer)
         special = [tokenizer.bos, tokenizer.pad, tokenizer.eos, tokenizer.unk]
         words = np.setdiff1d(np.arange(tokenizer.size), special)
         self.masking = Masking(masking, tokenizer.size, words if len(words) else np.array([tokenizer.unk]))
@@ -47,7 +55,7 @@ class MaskedSamples:
         read, asked = self.masking.hide(tokens, np.random.default_rng([seed, number]))
         targets = np.where(asked, tokens, self.tokenizer.pad)
         # the beginning is no word: it is neither hidden nor asked for
-        return np.append(self.tokenizer.bos, read), np.append(self.tokenizer.pad, targets)
+        return np.append(self.first, read), np.append(self.tokenizer.pad, targets)
 
 
 def hidden_losses(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:

@@ -104,10 +104,27 @@ def join() -> Workers:
     if world == 1:
         return Workers()
     if not dist.is_initialized():
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        if (store := _own_attempt()) is None:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=world)
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     return Workers(dist.get_rank(), dist.get_world_size())
+
+
+def _own_attempt() -> dist.Store | None:
+    """A place in torchrun's store that processes which it started before this attempt never wrote to.
+
+    torchrun keeps one store for all its attempts, in which the addresses of processes that have died are still found:
+    whoever reads one of them before its owner's successor has written waits for a dead process.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
+    return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
 
 
 def leave() -> None:

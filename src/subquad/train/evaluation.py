@@ -8,6 +8,8 @@ over-long samples) counts here.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subquad.data.batches import BatchPlan, shard
-from subquad.data.prepare import open_prepared
+from subquad.data.prepared import Prepared, open_prepared
 from subquad.data.simple_tokenizers import IdsTokenizer
 from subquad.decode.limits import longest_source, longest_text
 from subquad.decode.translate import Translator
@@ -28,13 +30,14 @@ from subquad.models import LanguageModel, MaskedLanguageModel, Seq2Seq
 from subquad.tasks.base import Samples, moved
 from subquad.tasks.classification import ImageSamples, transform_from
 from subquad.tasks.language import block_losses
-from subquad.tasks.masked import MaskedSamples, hidden_losses
+from subquad.tasks.masked import AROUND, MaskedSamples, hidden_losses
 from subquad.tasks.translation import Pairs, pair_losses
 from subquad.train.distributed import Workers
 from subquad.train.loaded import Loaded
 from subquad.train.loop import evaluation_budget
-from subquad.train.run import check_has_data
-from subquad.train.sources import image_split, raw_samples
+from subquad.train.recipe import read_recipe
+from subquad.train.run import RECIPE, check_has_data
+from subquad.train.sources import image_split, prepared_text, raw_samples
 
 Report = Callable[[str], None]
 STEPS = 10
@@ -158,9 +161,9 @@ def _signed(measure: Measure, more: str) -> Measure:
     return Measure(measure.statistics, measure.score, measure.signature + more, measure.better)
 
 
-def _cut(lines: list[list[int]], most: int | None) -> list[list[int]]:
-    """Lines no longer than the model can read with their end."""
-    return lines if most is None else [line[: most - 1] for line in lines]
+def _cut(lines: list[list[int]], most: int | None, around: int = 1) -> list[list[int]]:
+    """Lines no longer than the model can read with what is around them: their end, and a beginning."""
+    return lines if most is None else [line[: most - around] for line in lines]
 
 
 # ---------------------------------------------------------------------- language modelling
@@ -197,7 +200,10 @@ def _masked(loaded: Loaded, split: str, shared: _Shared) -> Evaluation:
     model, tokenizer, recipe = loaded.model, loaded.tokenizer("text"), loaded.recipe.data
     assert isinstance(model, MaskedLanguageModel)
     texts, origin = text_of(loaded, split)
-    store = TokenLines(tokenizer.encode_batch([line for (line,) in texts]))
+    lines = tokenizer.encode_batch([line for (line,) in texts])
+    if recipe.blocks.breaks != "none":  # lines stay whole, so what the model cannot read is cut
+        lines = _cut(lines, longest_text(model), AROUND)
+    store = TokenLines(lines)
     samples = MaskedSamples(store, recipe.blocks, recipe.masking, tokenizer)
     losses = shared.rows(
         samples, lambda batch: hidden_losses(model, moved(batch, loaded.device), tokenizer.pad), "pieces of text scored"
@@ -217,12 +223,23 @@ def text_of(loaded: Loaded, split: str, most: int | None = None) -> tuple[list[t
     samples = raw_samples(loaded.recipe, split)
     if samples is not None:
         return samples[:most], AS_GIVEN
-    data = open_prepared(loaded.recipe.data.folder or loaded.folder / "data")
-    sides = []
-    for side in data.sides:
-        tokenizer, store = data.tokenizer(side), data.store(split, side)
-        sides.append([tokenizer.decode(store[number]) for number in range(len(store))[:most]])
+    with TemporaryDirectory() as scratch:
+        data = _prepared(loaded, Path(scratch))
+        sides = []
+        for side in data.sides:
+            tokenizer, store = data.tokenizer(side), data.store(split, side)
+            sides.append([tokenizer.decode(store[number]) for number in range(len(store))[:most]])
     return list(zip(*sides, strict=True)), FROM_TOKENS
+
+
+def _prepared(loaded: Loaded, scratch: Path) -> Prepared:
+    """The data of which there are only tokens: what training prepared, unless the recipe's was changed since."""
+    config, own = loaded.recipe.data, loaded.folder / "data"
+    if config.folder is not None:
+        return open_prepared(config.folder)
+    if own.exists() and config == read_recipe(loaded.folder / RECIPE).data:
+        return open_prepared(own)
+    return prepared_text(loaded.recipe, scratch)
 
 
 def _digest(samples: Any) -> str:

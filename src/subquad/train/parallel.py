@@ -111,7 +111,7 @@ def _sharded(module: nn.Module, workers: Workers) -> nn.Module:
         raise ValueError(
             "train.sharded: layer_drop lets each process skip other blocks, but a shard is needed by all; set one to 0"
         )
-    if any(getattr(part, "owner", None) for part in module.modules() if isinstance(part, Mixer)):
+    if any(isinstance(part, Mixer) and part.borrows_weights for part in module.modules()):
         raise ValueError(
             "train.sharded: share_layers lets blocks read the weights of another one, which are gathered for that "
             "block alone; set one to false"

@@ -81,7 +81,10 @@ def check_has_data(recipe: Recipe, run: Path, split: str) -> None:
     if there or not getattr(data, place) or not only_imported(run):
         return
     example = {"translation": "[SOURCE, TARGET]", "image-classification": "FOLDER"}.get(recipe.task, "FILE")
-    raise ValueError(f'{run} was imported and has no data: give it some, as in "data.{place}.{split}={example}"')
+    missing = f"there is no {files[0]}; " if files else ""
+    raise ValueError(
+        f'{missing}{run} was imported and has no data of its own: give it some, as in "data.{place}.{split}={example}"'
+    )
 
 
 @contextmanager

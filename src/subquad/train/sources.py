@@ -36,7 +36,7 @@ def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
     if recipe.task == "image-classification":
         config = recipe.data
         return ClassificationTask(_images(recipe), *weights, config.augment, config.mixing, config.repeated)
-    data = _text(recipe, cache, report)
+    data = prepared_text(recipe, cache, report)
     if data.task != prepared_for(recipe.task):
         raise ValueError(f"{data.folder} was prepared for {data.task}, the recipe is for {recipe.task}")
     for split in ("train", "valid"):
@@ -150,7 +150,8 @@ def _held_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
-def _text(recipe: Recipe, cache: Path, report: Report | None) -> Prepared:
+def prepared_text(recipe: Recipe, cache: Path, report: Report | None = None) -> Prepared:
+    """The recipe's text as tokens. cache: where they are written if they are not prepared yet."""
     config, task = recipe.data, prepared_for(recipe.task)
     if config.folder is not None:
         with foreign(f"the data in {config.folder}"):

@@ -38,6 +38,8 @@ def twin(host: Host, name: str, options: dict[str, object]) -> Mixer:
         if "head_dim" not in fields:
             raise Refusal(f"{name} has heads of {host.dim} / {host.heads} channels; the layer's have {host.head_width}")
         own["head_dim"] = host.head_width
+    if options.get("share_layers"):
+        raise Refusal(f"layers of another model are swapped one by one: {name} cannot have share_layers=True here")
     shared = {option: value for option, value in own.items() if option in fields}
     mixer = build(name, dim=host.dim, heads=host.heads, causal=host.causal, **shared | options)
     return mixer.to(host.tensors["q.weight"])
