@@ -217,6 +217,13 @@ def test_training_goes_on_with_the_optimisers_state(tmp_path, capsys) -> None:
     assert "train.seed differ" in capsys.readouterr().err
     assert command([*words, "train.updates=242"]) == 0
 
+    own = ["train", str(run / "recipe.yaml"), *more_data(), "schedule.lr=0.001"]
+    assert command([*own, "train.updates=243"]) == 0, "a run's own recipe goes on with it"
+    assert (run / "checkpoints" / "update-000000243").is_dir()
+    capsys.readouterr()
+    assert command([*own, "train.updates=1", "schedule.warmup_updates=1", "--out", str(tmp_path / "other")]) == 0
+    assert f"is a new run, with none of the weights of {run}; --out {run} goes on" in capsys.readouterr().err
+
 
 def test_a_state_of_other_parameters_is_not_taken(tmp_path) -> None:
     def flat(contents: dict[str, Any]) -> None:

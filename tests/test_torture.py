@@ -47,6 +47,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return tortured(folder, *PARTS)
 
 
+@pytest.mark.xdist_group("torture")
 @pytest.mark.parametrize("table", TABLES)
 def test_nothing_is_lost(table: str, lines: list[dict[str, Any]]) -> None:
     own = [line for line in lines if line["table"] == table]
@@ -55,6 +56,7 @@ def test_nothing_is_lost(table: str, lines: list[dict[str, Any]]) -> None:
         assert line["verdict"] == "met" or not_tried(line), line
 
 
+@pytest.mark.xdist_group("torture")
 def test_the_page_shows_every_line(folder: Path, lines: list[dict[str, Any]]) -> None:
     page = (folder / "page.md").read_text()
     assert page.count("Not measured yet.") == 4, "of the parts that were not tried"

@@ -1,6 +1,7 @@
 """`subquad train`: a recipe, changes to it, a run directory."""
 
 import io
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -26,7 +27,9 @@ def train(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The run directory; default: runs/ and the recipe's name. An existing one resumes."),
+        typer.Option(
+            help="The run directory; default: that of a run's own recipe, else runs/NAME. An existing one resumes."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the model's size and memory, train nothing.")
@@ -51,7 +54,8 @@ def train(
     from subquad.train.recipe import read_recipe
 
     read = read_recipe(recipe, changes or [])
-    folder = out or Path("runs") / recipe.stem
+    own = _run_of(recipe)
+    folder = out or own or Path("runs") / recipe.stem
     if dry_run:
         _describe(read)
         return
@@ -59,6 +63,10 @@ def train(
     from subquad.train.run import locked
 
     workers = join()
+    if workers.leads and own is not None and folder.resolve() != own.resolve() and not folder.exists():
+        print(
+            f"{folder} is a new run, with none of the weights of {own}; --out {own} goes on with those", file=sys.stderr
+        )
     # a process that waits for others hears no signals: under torchrun, SIGTERM ends it as it stands
     ending = terminated_as_interrupted() if workers.world == 1 else nullcontext()
     try:
@@ -69,6 +77,14 @@ def train(
                 _profile(read, folder, workers, profile)
     finally:
         leave()
+
+
+def _run_of(recipe: Path) -> Path | None:
+    """The run whose own recipe this is, if it is one that has learned something."""
+    from subquad.train.checkpoint import checkpoints
+    from subquad.train.run import RECIPE
+
+    return recipe.parent if recipe.name == RECIPE and checkpoints(recipe.parent / "checkpoints") else None
 
 
 def _task(recipe: "Recipe", folder: Path, workers: "Workers") -> "Task":

@@ -139,7 +139,7 @@ def scores_of(evaluation: Path, task: str) -> dict[str, Score]:
             value=scale * found["value"],
             low=scale * found["low"],
             high=scale * found["high"],
-            samples=content["samples"],
+            samples=content["counts"].get("pieces", content["samples"]),  # what intervals come from
             signature=found["signature"],
         )
     return scores

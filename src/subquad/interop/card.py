@@ -152,9 +152,8 @@ def _metrics_table(run: Loaded) -> str:
     for content in _evaluations(run):
         for name, metric in content["metrics"].items():
             interval = f"{metric['low']:.4g} to {metric['high']:.4g}"
-            rows.append(
-                f"| {content['split']} | {name} | {metric['value']:.4g} | {interval} | `{metric['signature']}` |"
-            )
+            how = metric["signature"].replace("|", "\\|")  # in a table also code is cut at bars
+            rows.append(f"| {content['split']} | {name} | {metric['value']:.4g} | {interval} | `{how}` |")
     when = f"after {run.update:,} updates" if _is_trained(run) else "as it was imported"
     head = f"Checkpoint {run.checkpoint.name}, {when}."
     return head + "\n\n" + ("\n".join(rows) if len(rows) > 2 else "It has not been evaluated.")

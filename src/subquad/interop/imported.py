@@ -128,7 +128,7 @@ def _data(imported: ImportedRun, out: Path) -> dict[str, Any]:
     splits = ("train", "valid")
     if not imported.tokenizers:
         return {"images": {split: f"data/{split}" for split in splits}}
-    saved = {side: {"kind": "saved", "path": str(out / TOKENIZERS / side)} for side in imported.tokenizers}
+    saved = {side: {"kind": "saved", "path": str(out.resolve() / TOKENIZERS / side)} for side in imported.tokenizers}
     if "text" in saved:
         return {"splits": {split: [f"data/{split}.txt"] for split in splits}, "tokenizer": saved["text"]}
     source, target = imported.tokenizers["source"], imported.tokenizers["target"]

@@ -112,10 +112,13 @@ class Trainer:
             with foreign(f"the checkpoint {path}"):
                 self._resume(path)
             if self._over():
-                self.progress.note(f"nothing to train: the run stands at update {self.update:,}, where the recipe ends")
+                self.progress.note(
+                    f"nothing to train: the run stands at update {self.update:,}, where the recipe ends; limits count "
+                    "from the start of the run"
+                )
         elif self.log is not None and not self.log.is_new:  # a run that ended before its first checkpoint
             self.log.resumed(0)
-        if (note := self._unfinished_warmup()) is not None:
+        if not self._over() and (note := self._unfinished_warmup()) is not None:
             self.progress.note(note)
         validated, every = self.update, self.recipe.train.validate_every
         with closing(self.updates()) as updates:

@@ -25,7 +25,7 @@ from subquad.data.tokenizers import TokenizerConfig
 from subquad.decode.options import DecodeOptions
 from subquad.files import parse_yaml, read_yaml
 from subquad.mixers.config import Options
-from subquad.models import MODELS, preset
+from subquad.models import MODELS, PRESETS, preset
 from subquad.models.presets import merged
 from subquad.train.checkpoint import Rotation
 from subquad.train.log import TrackConfig
@@ -164,7 +164,11 @@ class Recipe(Options):
         options = self.model_data({})
         kind = options.get("kind")
         if kind not in KINDS[self.task]:
-            raise ValueError(f"task {self.task} trains models of kind {' or '.join(KINDS[self.task])}, not {kind}")
+            able = [name for name, data in PRESETS.items() if data["kind"] in KINDS[self.task]]
+            raise ValueError(
+                f"task {self.task} trains models of kind {' or '.join(KINDS[self.task])}, not {kind}; such presets: "
+                f"{', '.join(able)}"
+            )
         MODELS[kind].Config.parse("model", options)
 
     def model_data(self, decided: Mapping[str, Any]) -> dict[str, Any]:
