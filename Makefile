@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # One torch thread per test process: processes that each start a thread per core slow one another down.
-# Tests of one group share what takes a minute to make, so they run in one process.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .PHONY: demo test nightly lint format docs bench bench-decode bench-tables clean torture
 

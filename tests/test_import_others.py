@@ -257,7 +257,8 @@ def test_training_goes_on_without_mixing(tmp_path: Path, nested: type[argparse.N
     assert "with a fresh one, at a constant learning rate\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("form", ["torch", pytest.param("onnx", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", ["torch", "onnx"])
 def test_an_imported_pyramid_is_exported(form: str, tmp_path: Path, nested: type[argparse.Namespace]) -> None:
     """Its config does not say how large images are, but what was imported does."""
     pytest.importorskip("onnxscript" if form == "onnx" else "torch")
