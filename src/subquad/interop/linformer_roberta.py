@@ -73,13 +73,11 @@ def _stack(config: Config, state: State) -> tuple[dict[str, Any], Slots]:
     matrices = [state[f"layers.{number}.self_attn.compress_k.weight"] for number in range(layers)]
     asked = bool(config.get("shared_layer_kv_compressed"))
     shared = asked and all(torch.equal(matrix, matrices[0]) for matrix in matrices)
+    of_values = asked or config.get("shared_kv_compressed", 0)
+    sharing = {"shared_kv_compressed": of_values, "shared_compress_layer": shared}
     mixers: list[Mixer] = []
     slots: Slots = {}
     for number in range(layers):
-        sharing = {
-            "shared_kv_compressed": asked or config.get("shared_kv_compressed", 0),
-            "shared_compress_layer": shared,
-        }
         imported = _attention(config, under(state, f"layers.{number}.self_attn."), sharing)
         mixers.append(imported.module)
         block = moved(imported.slots, "self_attn.", "mixer.")
@@ -88,10 +86,11 @@ def _stack(config: Config, state: State) -> tuple[dict[str, Any], Slots]:
         block |= linear_slots("self_attn_layer_norm", "mixer_norm") | linear_slots("final_layer_norm", "ffn_norm")
         block |= linear_slots("fc1", "ffn.fc1") | linear_slots("fc2", "ffn.fc2")
         slots |= moved(block, f"layers.{number}.", f"blocks.{number}.")
+    owner = Slot("blocks.0.mixer.compress_k")
     if shared:
-        owner = Slot("blocks.0.mixer.compress_k")
         slots |= {name: owner for name in slots if "compress_" in name}
-    slots |= {name: Slot("blocks.0.mixer.compress_k") for name in state if name == "compress_layer.weight"}
+    if "compress_layer.weight" in state:
+        slots["compress_layer.weight"] = owner
     hidden = state["layers.0.fc1.weight"].shape[0]
     return {
         "layers": layers,
