@@ -19,7 +19,7 @@ from subquad.interop.slots import Imported, Slot, Slots, fill, linear_slots, mov
 from subquad.mixers import Mixer, build
 from subquad.mixers.primal import Primal
 from subquad.models import MaskedLanguageModel
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.feedforward import PLAIN
 from subquad.nn.positions import LearnedPositions, count_tokens
@@ -89,7 +89,7 @@ class LongRangeHost(nn.Module):
         self.embedding, self.stack, self.head = embedding, stack, head
 
     def features(self, ids: Tensor, padding: Tensor | None) -> Stacked:
-        return self.stack(self.embedding(ids, padding), Surroundings(padding))
+        return self.stack(self.embedding(ids, padding), BlockInputs(padding))
 
     def features_as_original(self, ids: Tensor, padding: Tensor) -> Stacked:
         """Padded tokens are embedded, sampled and counted like others; the last features there are zeros."""
@@ -204,7 +204,7 @@ class TimeSeriesHost(nn.Module):
     def features(self, series: Tensor, padding: Tensor | None) -> Stacked:
         number = count_tokens(padding, series.shape[1], None, series.device)
         scale = self.positions.table.shape[1] ** 0.5
-        return self.stack(scale * self.enter(series) + self.positions(number), Surroundings(padding))
+        return self.stack(scale * self.enter(series) + self.positions(number), BlockInputs(padding))
 
 
 def time_series_host(config: Config, weights: State) -> Imported[TimeSeriesHost]:
@@ -267,7 +267,7 @@ def check_roberta(fixture: Fixture) -> None:
     assert isinstance(model, MaskedLanguageModel)
     states = [model.embedding(tokens, padding)]
     hooks = [block.register_forward_hook(lambda _, __, done: states.append(done[0])) for block in model.encoder.blocks]
-    features = model.encoder(states[0], Surroundings()).x
+    features = model.encoder(states[0], BlockInputs()).x
     for hook in hooks:
         hook.remove()
     logits = model.head(model.words(features))

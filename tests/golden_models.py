@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.interop import fairseq_models, linformer_models, vision_models
 from subquad.interop.slots import Imported, fill, under
 from subquad.models import LanguageModel, Seq2Seq
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.stack import Stack, StackConfig
 from tests.golden_fairseq_models import check_language_model
@@ -142,7 +142,7 @@ def check_crybot_encoder(fixture: Fixture) -> None:
     assert outputs, "a fixture without outputs"
     with torch.no_grad():
         embedding.load_state_dict({"tokens.weight": table})
-        x = stack(embedding(source, padding), Surroundings(padding)).x
+        x = stack(embedding(source, padding), BlockInputs(padding)).x
         for key, golden in outputs.items():
             ours = x
             if golden.shape[-1] != x.shape[-1]:

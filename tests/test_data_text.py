@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from subquad.data.sources import read_labelled, read_lines, read_pairs
 from subquad.data.store import FORMAT, TokenStore, TokenWriter, dtype_for
-from subquad.files import read_description, write_description
+from subquad.files import read_metadata, write_metadata
 
 ENGLISH = ["The cat sat.", "", "A dog barked at the cat.", "Two dogs."]
 GERMAN = ["Die Katze saß.", "Nichts.", "Ein Hund bellte die Katze an.", "Zwei Hunde."]
@@ -233,8 +233,8 @@ def test_opening_reads_almost_nothing(tmp_path: Path) -> None:
     """10^9 tokens, in files with holes: opening them and taking one sentence needs no memory for them."""
     path, count, total = tmp_path / "big", 10**6, 10**9
     small_store(path)
-    meta = read_description(tmp_path / "big.json", FORMAT, "token store")
-    write_description(tmp_path / "big.json", meta | {"tokens": total, "sentences": count})
+    meta = read_metadata(tmp_path / "big.json", FORMAT, "token store")
+    write_metadata(tmp_path / "big.json", meta | {"tokens": total, "sentences": count})
     os.truncate(tmp_path / "big.tokens", 2 * total)
     (tmp_path / "big.index").write_bytes(np.linspace(0, total, count + 1).astype("<i8").tobytes())
     store = TokenStore.open(path)

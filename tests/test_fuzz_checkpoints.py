@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subquad.files import CHECKSUM, described
+from subquad.files import CHECKSUM, to_checksummed_json
 from subquad.interop.imported import TextFiles
 from subquad.interop.importing import convert_checkpoint, import_checkpoint
 from subquad.interop.pickles import read_pickle
@@ -137,7 +137,7 @@ def test_edited_runs(run: Path, tmp_path: Path, data: st.DataObject) -> None:
     content.pop(CHECKSUM, None)
     changed = data.draw(edited(content))
     if path.name not in ("state.json", CHECKSUMS):
-        path.write_text(described({str(key): value for key, value in changed.items()}))
+        path.write_text(to_checksummed_json({str(key): value for key, value in changed.items()}))
     else:
         path.write_text(json.dumps(changed))
     if path.name == "state.json":

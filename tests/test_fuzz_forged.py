@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subquad.cli.main import run as command
-from subquad.files import CHECKSUM, described
+from subquad.files import CHECKSUM, to_checksummed_json
 from subquad.train.checkpoint import CHECKSUMS, STATE, checkpoints, checksum
 from tests.fuzzing import called, edited, fuzzed
 from tests.test_train import RECIPES, SCHEDULE
@@ -22,7 +22,7 @@ def forge(path: Path, data: st.DataObject) -> None:
     content = json.loads(path.read_text())
     content.pop(CHECKSUM, None)
     changed: Any = data.draw(edited(content))
-    path.write_text(described({str(key): value for key, value in changed.items()}))
+    path.write_text(to_checksummed_json({str(key): value for key, value in changed.items()}))
 
 
 @pytest.fixture(scope="module")

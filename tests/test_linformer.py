@@ -7,7 +7,7 @@ import torch
 
 from subquad.mixers import build
 from subquad.mixers.linformer import Linformer, LinformerContext
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.stack import MixerChoice, Stack, StackConfig
 from tests.golden_files import assert_close
 
@@ -104,7 +104,7 @@ def test_layers_of_a_stack_share_one_matrix() -> None:
     own.load_state_dict(alike)
     x = torch.randn(2, T, 16)
     for stack in (shared, copy.deepcopy(shared)):
-        assert torch.equal(stack(x, Surroundings()).x, own(x, Surroundings()).x)
+        assert torch.equal(stack(x, BlockInputs()).x, own(x, BlockInputs()).x)
 
 
 def test_layers_that_share_nothing_lend_nothing() -> None:

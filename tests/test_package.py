@@ -67,7 +67,7 @@ Citation: none.
 import torch
 
 from subquad.mixers.base import Capabilities, Mixer, register
-from subquad.mixers.config import MixerConfig
+from subquad.mixers.base import MixerConfig
 
 
 @register("runningmean")

@@ -18,7 +18,7 @@ MOST_VALUES, MOST_WITHIN = 100_000, 100
 """More than any recipe has: values in all, and values within one another."""
 
 
-def read_description(path: Path, format: object, what: str, entries: Iterable[str] = ()) -> dict[str, Any]:
+def read_metadata(path: Path, format: object, what: str, entries: Iterable[str] = ()) -> dict[str, Any]:
     """The JSON file beside `what` it describes; missing, damaged or of another format, it is a ValueError.
 
     entries: what it must have; without them it describes something else.
@@ -37,7 +37,7 @@ def read_description(path: Path, format: object, what: str, entries: Iterable[st
 
 
 @contextmanager
-def foreign(what: str) -> Iterator[None]:
+def wrap_corrupt_data_errors(what: str) -> Iterator[None]:
     """Around the use of data that others may have written: what is missing, or of another type, is a ValueError.
 
     It shows wherever it is used first, as an error of Python's; the message names it, and `--debug` shows where.
@@ -96,14 +96,14 @@ def is_bounded(root: Any, parts: Callable[[Any], Iterable[Any]], most: int) -> b
     return True
 
 
-def described(content: Mapping[str, Any]) -> str:
+def to_checksummed_json(content: Mapping[str, Any]) -> str:
     """A description as the text of its file, with its checksum."""
     plain = json.loads(json.dumps(content))  # as it will be read: names are text, tuples are lists
     return json.dumps({**plain, CHECKSUM: digest(plain)}, indent=2) + "\n"
 
 
-def write_description(path: Path, content: Mapping[str, Any]) -> None:
-    write_text(path, described(content))
+def write_metadata(path: Path, content: Mapping[str, Any]) -> None:
+    write_text(path, to_checksummed_json(content))
 
 
 def write_json(path: Path, content: Any) -> None:

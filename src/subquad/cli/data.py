@@ -10,6 +10,7 @@ import typer
 
 from subquad.cli.help import Command, Group
 from subquad.cli.output import print_table
+from subquad.files import wrap_corrupt_data_errors
 
 if TYPE_CHECKING:
     from subquad.data.prepare import Progress
@@ -115,9 +116,8 @@ def stats(
     from subquad.data.prepare import prepare_text
     from subquad.data.prepared import open_prepared
     from subquad.data.stats import text_stats
-    from subquad.files import foreign
 
-    with TemporaryDirectory() as scratch, foreign(f"the data in {folder}"):
+    with TemporaryDirectory() as scratch, wrap_corrupt_data_errors(f"the data in {folder}"):
         if (task := fairseq_task(folder)) is not None:
             pair = languages.split(",") if languages is not None else None
             found = FairseqFolder.parse("data", {"path": str(folder), "languages": pair})

@@ -87,12 +87,12 @@ def _evaluate(
 ) -> dict[str, Any]:
     from subquad.environment import environment
     from subquad.evaluate.report import FORMAT, WHAT, write_evaluation
-    from subquad.files import read_description
+    from subquad.files import read_metadata
     from subquad.train.evaluation import PASSES, STEPS, evaluate_run
     from subquad.train.loaded import load_run
 
     loaded = load_run(run, checkpoint, changes)
-    if other is not None and (task := read_description(other, FORMAT, WHAT, ["task"])["task"]) != loaded.recipe.task:
+    if other is not None and (task := read_metadata(other, FORMAT, WHAT, ["task"])["task"]) != loaded.recipe.task:
         raise ValueError(f"{run} is a run of task {loaded.recipe.task}, {other} of {task}: the two cannot be compared")
     start = time.monotonic()
     steps = STEPS * PASSES.get(loaded.recipe.task, 1)

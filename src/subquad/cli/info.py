@@ -53,7 +53,7 @@ def info(
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    from subquad.mixers.config import nearest
+    from subquad.config import nearest
 
     return f"no mechanism or preset is called {name!r}{nearest(name, known)} `subquad info` lists them."
 

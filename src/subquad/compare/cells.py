@@ -29,7 +29,7 @@ from subquad.evaluate.measure import Measure
 from subquad.evaluate.perplexity import perplexity
 from subquad.evaluate.report import samples_path
 from subquad.evaluate.significance import paired
-from subquad.files import read_description, write_json
+from subquad.files import read_metadata, write_json
 
 COMMANDS = "subquad.cli.main"
 FILE, FORMAT = "cell.json", "subquad-cell-1"
@@ -52,7 +52,7 @@ def stored_cell(out: Path, plan: Plan, name: CellName) -> Stored | None:
     path = cell_folder(out, plan, name) / FILE
     if not path.exists():
         return None
-    content = read_description(path, FORMAT, "cell of a comparison")
+    content = read_metadata(path, FORMAT, "cell of a comparison")
     if content["key"] != plan.key_of(name):
         raise ValueError(f"{path.parent} was made by another recipe or comparison; take it out of {out / 'cells'}")
     epoch = content["epoch"]

@@ -35,7 +35,7 @@ from subquad.models import (
 )
 from subquad.models.costs import forward_flops
 from subquad.models.presets import merged
-from subquad.nn.block import Block, Surroundings
+from subquad.nn.block import Block, BlockInputs
 from subquad.nn.stack import MixerChoice, Stack
 from subquad.tasks.losses import class_loss, word_loss
 from subquad.train.recipe import Recipe
@@ -194,7 +194,7 @@ class Passes:
 def loss_of(model: Model, part: Part, shape: Shape, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """A scalar of everything that the part computes, and the mixers' regulariser."""
     if part == "encoder":
-        x, _, aux = main_stack(model)(inputs[0], Surroundings(grid=_grid(model, shape)))
+        x, _, aux = main_stack(model)(inputs[0], BlockInputs(grid=_grid(model, shape)))
         return x.sum(), aux
     if isinstance(model, Seq2Seq):
         source, target = inputs
@@ -243,7 +243,7 @@ def _on_meta(config: dict[str, Any], part: Part, shape: Shape) -> Callable[[], o
         model = model_from(config).eval()
     inputs = inputs_of(model, part, shape, torch.device("meta"))
     if part == "encoder":
-        return lambda: main_stack(model)(inputs[0], Surroundings(grid=_grid(model, shape)))
+        return lambda: main_stack(model)(inputs[0], BlockInputs(grid=_grid(model, shape)))
     return lambda: model(*(inputs if isinstance(model, Seq2Seq) else inputs[:1]))
 
 

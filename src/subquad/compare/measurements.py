@@ -19,7 +19,7 @@ from subquad.compare.lengths import parts_of, shape_at
 from subquad.compare.plan import CellName, Plan
 from subquad.compare.result import ApproximationPoint, LengthPoint, Part
 from subquad.compare.words import number
-from subquad.files import read_description, write_json
+from subquad.files import read_metadata, write_json
 
 WORK = "subquad.compare.work"
 FORMAT = "subquad-measurement-1"
@@ -37,7 +37,7 @@ def stored_lengths(out: Path, plan: Plan, part: Part, length: int) -> list[Lengt
     path = _length_path(out, part, length)
     if not path.exists():
         return None
-    content = read_description(path, FORMAT, "measurement")
+    content = read_metadata(path, FORMAT, "measurement")
     points = [LengthPoint.model_validate(point) for point in content["points"]]
     return points if {point.mechanism for point in points} >= set(plan.labels) else None
 
@@ -113,7 +113,7 @@ def stored_decoding(out: Path) -> dict[str, Speed]:
     path = out / DECODING
     if not path.exists():
         return {}
-    content = read_description(path, FORMAT, "measurement")
+    content = read_metadata(path, FORMAT, "measurement")
     return {label: Speed(*values) for label, values in content["speeds"].items()}
 
 
@@ -149,7 +149,7 @@ def stored_approximation(out: Path) -> Approximation | None:
     path = out / APPROXIMATION
     if not path.exists():
         return None
-    content = read_description(path, FORMAT, "measurement")
+    content = read_metadata(path, FORMAT, "measurement")
     points = [ApproximationPoint.model_validate(point) for point in content["points"]]
     return Approximation(content["labels"], content["run"], points, content["reason"])
 

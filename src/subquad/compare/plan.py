@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from subquad.compare.variants import TakenRun, Variant
-from subquad.files import digest, read_description, write_json
-from subquad.mixers.config import Options
+from subquad.config import Options
+from subquad.files import digest, read_metadata, write_json
 from subquad.train.run import differences
 
 FILE, FORMAT = "comparison.json", "subquad-comparison-plan-1"
@@ -89,7 +89,7 @@ def open_plan(plan: Plan, out: Path) -> Plan:
 
 
 def read_plan(out: Path) -> Plan:
-    return Plan.parse(str(out / FILE), read_description(out / FILE, FORMAT, "comparison"))
+    return Plan.parse(str(out / FILE), read_metadata(out / FILE, FORMAT, "comparison"))
 
 
 def _grown(before: Plan, now: Plan, out: Path) -> Plan:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from subquad.files import read_description, write_json
+from subquad.files import read_metadata, write_json
 
 FORMAT = "subquad-comparison-1"
 
@@ -216,7 +216,7 @@ def write_result(result: Result, path: Path) -> None:
 
 
 def read_result(path: Path) -> Result:
-    content = read_description(path, FORMAT, "comparison")
+    content = read_metadata(path, FORMAT, "comparison")
     try:
         return Result.model_validate(content)
     except ValidationError as error:

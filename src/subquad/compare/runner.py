@@ -26,7 +26,7 @@ from subquad.compare.measurements import (
 )
 from subquad.compare.plan import CellName, Plan
 from subquad.compare.result import Part
-from subquad.mixers.config import nearest
+from subquad.config import nearest
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask
 from subquad.train.recipe import Recipe

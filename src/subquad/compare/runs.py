@@ -14,7 +14,7 @@ from subquad.compare.result import Cell, CurvePoint, EpochCost, Metric, Score
 from subquad.compare.variants import mixing_of
 from subquad.data.batches import BatchPlan
 from subquad.data.prefetch import batch_seed
-from subquad.files import CHECKSUM, read_description
+from subquad.files import CHECKSUM, read_metadata
 from subquad.models import model_from
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT
 from subquad.train.checkpoint import latest, read_state
@@ -64,7 +64,7 @@ def describe_run(found: Cell, run: Path) -> None:
     if not (run / RECIPE).exists() or not (run / INPUTS).exists():
         return
     recipe = read_recipe(run / RECIPE)
-    decided = read_description(run / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])["model"]
+    decided = read_metadata(run / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])["model"]
     with torch.device("meta"):
         model = model_from(recipe.model_data(decided))
     found.parameters, found.config = model.parameter_count(), mixing_of(model)

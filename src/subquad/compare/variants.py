@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from pydantic import Field
 
+from subquad.config import Options, nearest
 from subquad.mixers import Mixer, mixer_class
-from subquad.mixers.config import Options, nearest
 from subquad.models import MODELS, Model
 from subquad.nn.block import Block
 from subquad.nn.stack import MixerChoice, Stack

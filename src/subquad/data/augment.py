@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.config import Options
 from subquad.data.randaugment import Chance, RandAugment
 from subquad.data.vision_ops import import_torchvision
-from subquad.mixers.config import Options
 
 TRIES = 10  # draws of a box before a crop takes the centre, and an erasure gives up
 MOST_ASPECT = 100  # of an image; of a longer one evaluation sees the centre, as it does of every image

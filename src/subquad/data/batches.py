@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 from torch import Tensor
 
-from subquad.mixers.config import Options
+from subquad.config import Options
 
 Batch = np.ndarray  # (samples,) int64: the numbers of the samples
 Item = TypeVar("Item")

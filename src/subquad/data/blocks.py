@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.mixers.config import Options
+from subquad.config import Options
 
 Breaks = Literal["none", "eos", "complete"]
 

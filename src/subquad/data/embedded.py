@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from subquad.config import Options, nearest
 from subquad.data.batches import Draws
 from subquad.data.image_arrays import ArrayImages
-from subquad.mixers.config import Options, nearest
 
 SPLITS = ("train", "valid", "test")
 LONG = 100  # characters; shorter paragraphs are salutations and the like

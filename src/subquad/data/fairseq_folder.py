@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from subquad.config import Options
 from subquad.data.fairseq_index import INDEX
 from subquad.data.prepare import TextDataConfig
-from subquad.mixers.config import Options
 
 NAME = re.compile(r"(?P<split>[a-z]+\d*)(\.(?P<first>[^.]+)-(?P<second>[^.]+)\.(?P<language>[^.]+))?\.idx")
 """train.idx, or train.de-en.de.idx"""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from subquad.mixers.config import Options
+from subquad.config import Options
 
 
 class MaskOptions(Options):

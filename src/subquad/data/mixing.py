@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.mixers.config import Options
+from subquad.config import Options
 
 
 class MixingOptions(Options):

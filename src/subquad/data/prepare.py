@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from subquad.config import Options
 from subquad.data.encode import EMPTY, OVER_LONG, Encoded, Rules, encoded_chunks
 from subquad.data.fingerprints import file_record, reading, source_records
 from subquad.data.prepared import DESCRIPTION, FORMAT, SIDES, Prepared, open_prepared
@@ -26,8 +27,7 @@ from subquad.data.sources import Position, TextSource, read_samples
 from subquad.data.store import TokenStore, TokenWriter, dtype_for, remove_store
 from subquad.data.token_arrays import array_chunks
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
-from subquad.files import digest, write_description
-from subquad.mixers.config import Options
+from subquad.files import digest, write_metadata
 
 Task = Literal["translation", "language-model", "classification"]
 SMALL = 16 << 20  # bytes of input below which starting processes costs more than it saves
@@ -279,7 +279,7 @@ class _Preparation:
         return 1 if size < SMALL else _cores()
 
     def _write(self) -> None:
-        write_description(self.folder / DESCRIPTION, self.description)
+        write_metadata(self.folder / DESCRIPTION, self.description)
 
 
 def _cores() -> int:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from subquad.config import nearest
 from subquad.data.store import TokenStore
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
-from subquad.files import CHECKSUM, read_description
-from subquad.mixers.config import nearest
+from subquad.files import CHECKSUM, read_metadata
 
 FORMAT = 1
 DESCRIPTION = "data.json"
@@ -82,5 +82,5 @@ class Prepared:
 def open_prepared(folder: str | Path) -> Prepared:
     """The data that `prepare_text` wrote."""
     folder = Path(folder)
-    description = read_description(folder / DESCRIPTION, FORMAT, "prepared data", ENTRIES)
+    description = read_metadata(folder / DESCRIPTION, FORMAT, "prepared data", ENTRIES)
     return Prepared(folder, description)

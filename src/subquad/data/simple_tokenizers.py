@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from subquad.config import nearest
 from subquad.data.fairseq_text import FairseqDictionary, SubwordCodes, post_process
 from subquad.data.packages import optional_module
 from subquad.data.tokenizer_base import SPECIAL_SYMBOLS, UNK, Tokenizer, decoded_text
-from subquad.mixers.config import nearest
 
 FIRST = len(SPECIAL_SYMBOLS)
 

@@ -16,9 +16,9 @@ from typing import IO, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
+from subquad.config import Options, nearest
 from subquad.data.fairseq_index import INDEX, data_path
 from subquad.data.packages import HUB, load_hub, optional_module
-from subquad.mixers.config import Options, nearest
 
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_LINE = 1 << 30

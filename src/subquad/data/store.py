@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from subquad.files import CHECKSUM, checksum, foreign, read_description, replace_synced, write_description
+from subquad.files import CHECKSUM, checksum, read_metadata, replace_synced, wrap_corrupt_data_errors, write_metadata
 
 FORMAT = "subquad tokens 1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -105,7 +105,7 @@ class TokenWriter:
         _named(self.path, "json").unlink(missing_ok=True)
         for part, name in self._names.items():
             replace_synced(name, _named(self.path, part))
-        write_description(_named(self.path, "json"), description)
+        write_metadata(_named(self.path, "json"), description)
 
     def _flush(self) -> None:
         if self._buffer:
@@ -133,8 +133,8 @@ class TokenStore:
         """Checks the description and the sizes of the files, and reads nothing else."""
         path = Path(path)
         name = _named(path, "json")
-        meta = read_description(name, FORMAT, "token store", [CHECKSUM])
-        with foreign(str(name)):
+        meta = read_metadata(name, FORMAT, "token store", [CHECKSUM])
+        with wrap_corrupt_data_errors(str(name)):
             tokens = _map(_named(path, "tokens"), DTYPES[meta["dtype"]], meta["tokens"])
             index = _map(_named(path, "index"), OFFSET, meta["sentences"] + 1)
         if index[0] != 0 or index[-1] != len(tokens):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from subquad.files import CHECKSUM, described, foreign, read_description, replace_synced
+from subquad.files import CHECKSUM, read_metadata, replace_synced, to_checksummed_json, wrap_corrupt_data_errors
 
 FORMAT = 1
 DESCRIPTION = "kind.json"
@@ -73,7 +73,7 @@ class Tokenizer(ABC):
             "files": sorted(files),
             "fingerprint": self.fingerprint(),
         }
-        contents = {**files, DESCRIPTION: described(description).encode()}
+        contents = {**files, DESCRIPTION: to_checksummed_json(description).encode()}
         if all((folder / name).is_file() and (folder / name).read_bytes() == data for name, data in contents.items()):
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -92,8 +92,8 @@ class Tokenizer(ABC):
 def load_saved(folder: Path, kinds: Mapping[str, type[Tokenizer]]) -> Tokenizer:
     """The tokenizer of a folder; a damaged one is a ValueError."""
     path = folder / DESCRIPTION
-    description = read_description(path, FORMAT, "tokenizer", [CHECKSUM])
-    with foreign(f"the tokenizer in {folder}"):
+    description = read_metadata(path, FORMAT, "tokenizer", [CHECKSUM])
+    with wrap_corrupt_data_errors(f"the tokenizer in {folder}"):
         if description["kind"] not in kinds:
             raise ValueError(f"{path}: unknown kind of tokenizer {description['kind']!r}; a newer subquad may know it")
         if any(Path(name).name != name for name in description["files"]):

@@ -20,6 +20,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from subquad.config import Options, nearest
 from subquad.data.fairseq_text import FairseqDictionary
 from subquad.data.simple_tokenizers import (
     ByteTokenizer,
@@ -31,7 +32,6 @@ from subquad.data.simple_tokenizers import (
 )
 from subquad.data.subword_tokenizers import ROLES, SMALLEST, SentencePieceTokenizer, SubwordTokenizer
 from subquad.data.tokenizer_base import Tokenizer, decoded_text, file_bytes, load_saved
-from subquad.mixers.config import Options, nearest
 
 __all__ = ["Tokenizer", "TokenizerConfig", "load_tokenizer", "train_tokenizer"]
 

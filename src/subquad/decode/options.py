@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from subquad.mixers.config import Options
+from subquad.config import Options
 
 
 class DecodeOptions(Options):

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.significance import RESAMPLES, interval, paired
-from subquad.files import read_description, replace_synced, write_json
+from subquad.files import read_metadata, replace_synced, write_json
 
 FORMAT = 1
 WHAT = "evaluation"
@@ -63,7 +63,7 @@ class Evaluation:
 
         Metrics that the two computed differently, such as perplexities of other tokens, are named under `not_compared`.
         """
-        stored = read_description(other, FORMAT, WHAT)
+        stored = read_metadata(other, FORMAT, WHAT)
         if stored["data"]["sha256"] != self.data["sha256"] or stored["samples"] != self.samples:
             raise ValueError(
                 f"{other} evaluates other samples ({stored['samples']:,} of split {stored['split']}) than these "

@@ -16,7 +16,7 @@ import yaml
 from subquad.compare.variants import mixing_of
 from subquad.environment import environment
 from subquad.evaluate.report import FORMAT, WHAT
-from subquad.files import read_description
+from subquad.files import read_metadata
 from subquad.models import Model
 from subquad.train.checkpoint import read_state
 from subquad.train.loaded import Loaded
@@ -162,7 +162,7 @@ def _metrics_table(run: Loaded) -> str:
 def _evaluations(run: Loaded) -> list[dict[str, Any]]:
     """What `subquad evaluate` wrote into the run about this very checkpoint."""
     files = sorted(run.folder.glob(f"{WHAT}-*.json"))
-    found = [read_description(path, FORMAT, WHAT) for path in files]
+    found = [read_metadata(path, FORMAT, WHAT) for path in files]
     return [one for one in found if (one.get("checkpoint"), one.get("update")) == (run.checkpoint.name, run.update)]
 
 

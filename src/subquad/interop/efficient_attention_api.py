@@ -22,9 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from subquad.config import nearest
 from subquad.interop.efficient_attention import mixer_for
 from subquad.mixers import Mixer
-from subquad.mixers.config import nearest
 from subquad.mixers.windows import OffsetTable
 
 INDEX = "relative_position_index"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import cast
 
-from subquad.files import foreign
+from subquad.files import wrap_corrupt_data_errors
 from subquad.interop import fairseq_checkpoints, linformer_checkpoints, vision_checkpoints
 from subquad.interop.imported import ImportedRun, Importer, TextFiles, write_run
 from subquad.interop.pickles import read_pickle
@@ -32,7 +32,7 @@ def convert_checkpoint(path: Path, texts: TextFiles, folder: Path | None = None)
     for importer in IMPORTERS:
         if importer.recognises(contents):
             try:
-                with foreign("the checkpoint"):
+                with wrap_corrupt_data_errors("the checkpoint"):
                     return importer.convert(contents, folder or path.parent, texts)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error

@@ -4,8 +4,7 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from subquad.mixers.base import Capabilities, Mixed, Mixer, available, build, mixer_class, register
-from subquad.mixers.config import MixerConfig
+from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput, available, build, mixer_class, register
 from subquad.mixers.layout import Layout
 from subquad.mixers.state import CrossState, State
 
@@ -25,7 +24,7 @@ __all__ = [
     "Capabilities",
     "CrossState",
     "Layout",
-    "Mixed",
+    "MixerOutput",
     "Mixer",
     "MixerConfig",
     "State",

@@ -8,8 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
-from subquad.mixers.base import Mixer
-from subquad.mixers.config import MixerConfig
+from subquad.mixers.base import Mixer, MixerConfig
 
 
 class AttentionConfig(MixerConfig):

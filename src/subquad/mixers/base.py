@@ -16,14 +16,32 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.mixers.config import MixerConfig, nearest
+from subquad.config import Options, nearest
 from subquad.mixers.layout import Layout, RightPadding
 from subquad.mixers.state import CrossState, State, fresh_lengths
 
 
-class Mixed(NamedTuple):
+class MixerConfig(Options):
+    """Options that every mechanism has. A mechanism adds its own in a subclass beside its module."""
+
+    dim: int = Field(ge=1, description="model width C; inputs and outputs are (batch, time, C)")
+    heads: int = Field(8, ge=1, description="number of heads, each C / heads wide")
+    causal: bool = Field(False, description="position t sees only positions up to t")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the output")
+
+    def check(self) -> None:
+        self.check_heads(self.dim)
+
+    def check_heads(self, channels: int) -> None:
+        if channels % self.heads:
+            near = max(n for n in range(1, min(self.heads, channels) + 1) if channels % n == 0)
+            raise ValueError(f"{self.heads} heads do not divide {channels} channels; {near} heads would")
+
+
+class MixerOutput(NamedTuple):
     """Result of a mixer: y (batch, time, channels); the state to pass next, when streaming; aux (batch,) or None."""
 
     y: Tensor
@@ -147,7 +165,7 @@ class Mixer(nn.Module):
         context_padding: Tensor | None = None,
         grid: tuple[int, int] | None = None,
         state: State | None = None,
-    ) -> Mixed:
+    ) -> MixerOutput:
         """Mixes x (batch, time, channels), or reads `context` (batch, time', channels) with it.
 
         padding, context_padding: (batch, time) bool, True = ignore; outputs there are zeros. grid: (H, W) with
@@ -168,27 +186,27 @@ class Mixer(nn.Module):
             return self._mix_grid(x, padding, grid)
         if padding is None:
             y, aux = self.mix(x, Layout())
-            return Mixed(y, None, aux)
+            return MixerOutput(y, None, aux)
         right = RightPadding(padding)
         y, aux = self.mix(right.pack(x), right.layout())
-        return Mixed(right.unpack(y), None, aux)
+        return MixerOutput(right.unpack(y), None, aux)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in self.config.model_dump(exclude_defaults=True).items())
 
     # ------------------------------------------------------------------ how the calls above are served
 
-    def _mix_grid(self, x: Tensor, padding: Tensor | None, grid: tuple[int, int]) -> Mixed:
+    def _mix_grid(self, x: Tensor, padding: Tensor | None, grid: tuple[int, int]) -> MixerOutput:
         if self.config.causal:
             raise ValueError(f"{self.name}: a causal mixer reads sequences; leave out the grid")
         if padding is None:
             y, aux = self.mix(x, Layout(grid=grid))
-            return Mixed(y, None, aux)
+            return MixerOutput(y, None, aux)
         valid = padding.logical_not() | padding.all(1, keepdim=True)
         y, aux = self.mix(x.masked_fill(padding[..., None], 0), Layout(valid, grid))
-        return Mixed(y.masked_fill(padding[..., None], 0), None, aux)
+        return MixerOutput(y.masked_fill(padding[..., None], 0), None, aux)
 
-    def _read_stream(self, x: Tensor, padding: Tensor | None, state: State) -> Mixed:
+    def _read_stream(self, x: Tensor, padding: Tensor | None, state: State) -> MixerOutput:
         reason = self.why_no_streaming()
         if reason is not None:
             raise ValueError(f"{reason}. {_who('state')}")
@@ -203,7 +221,7 @@ class Mixer(nn.Module):
             outputs.append(y)
             done += part.shape[1]
         y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
-        return Mixed(right.unpack(y) if right else y, state, None)
+        return MixerOutput(right.unpack(y) if right else y, state, None)
 
     def _read_context(
         self,
@@ -212,7 +230,7 @@ class Mixer(nn.Module):
         padding: Tensor | None,
         context_padding: Tensor | None,
         state: State | None,
-    ) -> Mixed:
+    ) -> MixerOutput:
         reason = self.why_no_cross()
         if reason is not None:
             raise ValueError(f"{reason}. {_who('cross')}")
@@ -230,7 +248,7 @@ class Mixer(nn.Module):
             y = self.recall(x, memory)
         else:
             y = self.recall(x.masked_fill(padding[..., None], 0), memory).masked_fill(padding[..., None], 0)
-        return Mixed(y, memory if state is not None else None, None)
+        return MixerOutput(y, memory if state is not None else None, None)
 
     def _check_tokens(self, what: str, x: Tensor, padding: Tensor | None) -> None:
         dim = self.config.dim

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
-from subquad.mixers.base import Capabilities, Mixer, at_least_float32, full_precision, register
-from subquad.mixers.config import MixerConfig
+from subquad.mixers.base import Capabilities, Mixer, MixerConfig, at_least_float32, full_precision, register
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.state import State, advanced, fresh_lengths
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
-from subquad.mixers.base import Mixer
-from subquad.mixers.config import MixerConfig
+from subquad.mixers.base import Mixer, MixerConfig
 from subquad.mixers.layout import Layout
 from subquad.mixers.state import State, advanced, fresh_lengths, keep_last
 

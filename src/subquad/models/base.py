@@ -7,9 +7,9 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
+from subquad.config import Options, nearest
 from subquad.mixers import Mixer
 from subquad.mixers.attention import init_small, init_xavier
-from subquad.mixers.config import Options, nearest
 from subquad.mixers.softmax import Softmax
 from subquad.nn.block import Block
 from subquad.nn.stack import MixerChoice, StackConfig, StackState

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.stack import Stack, StackConfig
 
@@ -41,7 +41,7 @@ class TextClassifier(Model):
 
     def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> Output:
         """padding: (batch, time) bool, True = ignore; None: every token counts."""
-        x, _, aux = self.encoder(self.embedding(tokens, padding), Surroundings(padding))
+        x, _, aux = self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
         return Output(self.head(self._pooled(x, padding)), None, mean_aux(aux))
 
     def _pooled(self, x: Tensor, padding: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, build_head
 from subquad.nn.stack import Stack, StackConfig, Stacked, StackState
@@ -48,7 +48,7 @@ class LanguageModel(Model):
     def features(self, tokens: Tensor, padding: Tensor | None = None, state: StackState | None = None) -> Stacked:
         """What the head reads: (batch, time, dim). Training gives it to `head.nll` with the next tokens."""
         x = self.embedding(tokens, padding, state.lengths if state is not None else None)
-        return self.decoder(x, Surroundings(padding), state)
+        return self.decoder(x, BlockInputs(padding), state)
 
     def forward(self, tokens: Tensor, *, padding: Tensor | None = None, state: StackState | None = None) -> Output:
         """padding: (batch, time) bool, True = ignore; None: every token counts."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.feedforward import PLAIN
 from subquad.nn.heads import HeadConfig, build_head
@@ -52,7 +52,7 @@ class MaskedLanguageModel(Model):
 
     def features(self, tokens: Tensor, padding: Tensor | None = None) -> Stacked:
         """What the stack makes of the tokens: (batch, time, dim)."""
-        return self.encoder(self.embedding(tokens, padding), Surroundings(padding))
+        return self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
 
     def words(self, features: Tensor) -> Tensor:
         """What the head reads of features (..., dim), of those alone whose words are asked for: the same shape."""

@@ -7,7 +7,7 @@ are the architectures' defaults, which recipes change.
 from collections.abc import Mapping
 from typing import Any
 
-from subquad.mixers.config import nearest
+from subquad.config import nearest
 from subquad.models.base import MODELS, Model, model_from
 
 Data = dict[str, Any]

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.models.base import Model, ModelConfig, Output, init_as_vision, mean_aux, outside_mixers, register_model
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.patches import OverlappingPatches
 from subquad.nn.stack import Stack, StackConfig, rising
 
@@ -66,7 +66,7 @@ class Pyramid(Model):
         regularisers = []
         for patches, stage in zip(self.patches, self.stages, strict=True):
             x, grid = patches(images)
-            x, _, aux = stage(x, Surroundings(grid=grid))
+            x, _, aux = stage(x, BlockInputs(grid=grid))
             regularisers.append(aux)
             images = x.transpose(1, 2).unflatten(2, grid)
         return Output(self.head(x.mean(1)), None, mean_aux(*regularisers))

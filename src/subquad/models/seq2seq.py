@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, build_head
 from subquad.nn.stack import Stack, StackConfig, Stacked, StackState
@@ -64,7 +64,7 @@ class Seq2Seq(Model):
 
     def encode(self, source: Tensor, padding: Tensor | None = None) -> Stacked:
         """The context (batch, time, dim) that the decoder reads."""
-        return self.encoder(self.source(source, padding), Surroundings(padding))
+        return self.encoder(self.source(source, padding), BlockInputs(padding))
 
     def features(
         self,
@@ -76,7 +76,7 @@ class Seq2Seq(Model):
     ) -> Stacked:
         """What the head reads: (batch, time', dim)."""
         x = self.target(target, padding, state.lengths if state is not None else None)
-        return self.decoder(x, Surroundings(padding, context, context_padding), state)
+        return self.decoder(x, BlockInputs(padding, context, context_padding), state)
 
     def decode(
         self,

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from subquad.files import checksum, foreign, read_description, replace_synced, write_json
+from subquad.files import checksum, read_metadata, replace_synced, wrap_corrupt_data_errors, write_json
 from subquad.models.base import Model, model_from
 
 FORMAT = 1
@@ -38,9 +38,9 @@ def save_model(model: Model, folder: str | Path) -> None:
 def load_model(folder: str | Path) -> Model:
     """The model of a folder, in eval mode."""
     folder = Path(folder)
-    description = read_description(folder / CONFIG, FORMAT, "model")
+    description = read_metadata(folder / CONFIG, FORMAT, "model")
     path = folder / WEIGHTS
-    with foreign(f"the model in {folder}"):
+    with wrap_corrupt_data_errors(f"the model in {folder}"):
         if checksum(path) != description["weights"]["sha256"]:
             raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
         model = model_from(description["model"])

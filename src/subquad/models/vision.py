@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.models.base import Model, ModelConfig, Output, init_as_vision, mean_aux, register_model
-from subquad.nn.block import Surroundings
+from subquad.nn.block import BlockInputs
 from subquad.nn.patches import PatchEmbedding, Stem
 from subquad.nn.stack import Stack, StackConfig
 
@@ -73,6 +73,6 @@ class VisionTransformer(Model):
                 wanted, given = self.config.image_size, tuple(images.shape[-2:])
                 raise ValueError(f"this model has positions for images of {wanted} x {wanted} pixels, got {given}")
             x = x + self.positions
-        x, _, aux = self.encoder(self.drop(x), Surroundings(grid=grid))
+        x, _, aux = self.encoder(self.drop(x), BlockInputs(grid=grid))
         pooled = x[:, 0] if self.class_token is not None else x.mean(1)
         return Output(self.head(pooled), None, mean_aux(aux))

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
-from subquad.mixers import Mixed, Mixer, State
+from subquad.mixers import Mixer, MixerOutput, State
 from subquad.nn.feedforward import FeedForward
 
 
-class Surroundings(NamedTuple):
+class BlockInputs(NamedTuple):
     """What blocks are told besides x: the same for every block of a stack."""
 
     padding: Tensor | None = None
@@ -73,33 +73,33 @@ class Block(nn.Module):
         return BlockState(self.mixer.init_state(batch, device, dtype), cross)
 
     def forward(
-        self, x: Tensor, around: Surroundings, state: BlockState | None = None
+        self, x: Tensor, inputs: BlockInputs, state: BlockState | None = None
     ) -> tuple[Tensor, BlockState | None, Tensor | None]:
         """x, the state for the next call when streaming, and the mixer's regulariser (batch,) or None."""
         given = dropout(self._before(self.mixer_norm, x), self.input_dropout, self.training)
         mixed = self.mixer(
-            given, padding=around.padding, grid=around.grid, state=state.mixer if state is not None else None
+            given, padding=inputs.padding, grid=inputs.grid, state=state.mixer if state is not None else None
         )
         x = self._after(self.mixer_norm, x, mixed.y)
         read = None
         if self.cross is not None:
             assert self.cross_norm is not None
-            read = self._read(self._before(self.cross_norm, x), around, state.cross if state is not None else None)
+            read = self._read(self._before(self.cross_norm, x), inputs, state.cross if state is not None else None)
             x = self._after(self.cross_norm, x, read.y)
-        x = self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x), around.grid))
+        x = self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x), inputs.grid))
         if state is None:
             return x, None, mixed.aux
         return x, BlockState(mixed.state, read.state if read is not None else None), mixed.aux
 
-    def _read(self, x: Tensor, around: Surroundings, memory: State | None) -> Mixed:
+    def _read(self, x: Tensor, inputs: BlockInputs, memory: State | None) -> MixerOutput:
         """Cross-attention. Rows that share a remembered context stand side by side, and read it as one long row."""
         assert self.cross is not None
-        shape, padding = x.shape, around.padding
-        if memory is not None and around.context is None:
+        shape, padding = x.shape, inputs.padding
+        if memory is not None and inputs.context is None:
             x = x.reshape(memory.lengths.shape[0], -1, shape[2])
             padding = padding.reshape(x.shape[:2]) if padding is not None else None
-        read: Mixed = self.cross(
-            x, context=around.context, padding=padding, context_padding=around.context_padding, state=memory
+        read: MixerOutput = self.cross(
+            x, context=inputs.context, padding=padding, context_padding=inputs.context_padding, state=memory
         )
         return read._replace(y=read.y.view(shape))
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.config import Options
 from subquad.kernels.dropout import dropout
-from subquad.mixers.config import Options
 from subquad.nn.embeddings import AdaptiveEmbedding, TokenEmbedding, bands
 
 

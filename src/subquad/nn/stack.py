@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from subquad.config import Options, nearest
 from subquad.mixers import Mixer, State, build, mixer_class
 from subquad.mixers.base import refuse
-from subquad.mixers.config import Options, nearest
 from subquad.mixers.state import fresh_lengths
-from subquad.nn.block import Block, BlockState, Surroundings
+from subquad.nn.block import Block, BlockInputs, BlockState
 from subquad.nn.feedforward import Activation, FeedForward
 
 PART = re.compile(r"\s*([\w-]+)\s*(?:\*\s*(\d+))?\s*")
@@ -224,14 +224,14 @@ class Stack(nn.Module):
             device = next(self.parameters(), torch.empty(0)).device
         return StackState(fresh_lengths(batch, device), layers)
 
-    def forward(self, x: Tensor, around: Surroundings, state: StackState | None = None) -> Stacked:
+    def forward(self, x: Tensor, inputs: BlockInputs, state: StackState | None = None) -> Stacked:
         layers: list[BlockState] = []
         regularisers: list[Tensor] = []
         for number, block in enumerate(self.blocks):
             if self.training and self.config.layer_drop and torch.rand((), device="cpu") < self.config.layer_drop:
                 continue
             run = partial(checkpoint, block, use_reentrant=False) if self.recompute and self.training else block
-            x, memory, aux = run(x, around, state.layers[number] if state is not None else None)
+            x, memory, aux = run(x, inputs, state.layers[number] if state is not None else None)
             if memory is not None:
                 layers.append(memory)
             if aux is not None:
@@ -240,7 +240,7 @@ class Stack(nn.Module):
             x = self.norm(x)
         after = None
         if state is not None:
-            read = x.shape[1] if around.padding is None else around.padding.logical_not().sum(1)
+            read = x.shape[1] if inputs.padding is None else inputs.padding.logical_not().sum(1)
             after = StackState(state.lengths + read, layers)
         return Stacked(x, after, torch.stack(regularisers) if regularisers else None)
 

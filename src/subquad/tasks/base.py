@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, Budget
 from subquad.data.tokenizers import Tokenizer
-from subquad.files import write_description
+from subquad.files import write_metadata
 from subquad.models import Model
 from subquad.tasks.losses import Loss
 
@@ -114,7 +114,7 @@ def write_inputs(
     """inputs.json and tokenizers/ of a run: see `Task.tokenizers`, `Task.model_options` and `Task.inputs`."""
     for side, tokenizer in tokenizers.items():
         tokenizer.save(folder / TOKENIZERS / side)
-    write_description(folder / INPUTS, {"format": INPUTS_FORMAT, "task": task, "model": dict(model_options), **inputs})
+    write_metadata(folder / INPUTS, {"format": INPUTS_FORMAT, "task": task, "model": dict(model_options), **inputs})
 
 
 def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:

@@ -57,7 +57,7 @@ class Standardise:
         std[std == 0] = 1  # a channel that never changes says nothing
         return cls(first.shape, mean.tolist(), std.tolist())
 
-    def described(self) -> dict[str, Any]:
+    def to_checksummed_json(self) -> dict[str, Any]:
         """Plain data from which `transform_from` makes it again."""
         mean, std = self.mean.flatten().tolist(), self.std.flatten().tolist()
         return {"kind": self.kind, "shape": list(self.shape), "mean": mean, "std": std}
@@ -85,13 +85,13 @@ class Augmented:
     def __call__(self, image: Any, generator: torch.Generator | None) -> Tensor:
         return self.evaluation(image) if generator is None else self.training(image, generator)
 
-    def described(self) -> dict[str, Any]:
+    def to_checksummed_json(self) -> dict[str, Any]:
         """Plain data from which `transform_from` makes it again."""
         return {"kind": self.kind, "options": self.options.model_dump(mode="json")}
 
 
 def transform_from(described: Mapping[str, Any]) -> Standardise | Augmented:
-    """The transform that gave `described()`."""
+    """The transform that gave `to_checksummed_json()`."""
     if described["kind"] == Augmented.kind:
         return Augmented(AugmentOptions.parse("transform", described["options"]))
     assert described["kind"] == Standardise.kind, described["kind"]
@@ -175,7 +175,7 @@ class ClassificationTask(Task):
         return {"classes": len(self.splits["train"].classes), "channels": channels, "image_size": height}
 
     def inputs(self) -> dict[str, Any]:
-        return {"classes": list(self.splits["train"].classes), "transform": self.transform.described()}
+        return {"classes": list(self.splits["train"].classes), "transform": self.transform.to_checksummed_json()}
 
     def budget(self, budget: Budget) -> Budget:
         """Images count by number: max_tokens would be that of sequences."""

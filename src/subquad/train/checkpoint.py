@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from subquad.config import Options
 from subquad.files import checksum, replace_synced, sync_folder
-from subquad.mixers.config import Options
 
 FORMAT = 1
 PREFIX = "update-"

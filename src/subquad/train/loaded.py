@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
-from subquad.files import CHECKSUM, foreign, read_description
+from subquad.files import CHECKSUM, read_metadata, wrap_corrupt_data_errors
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, Task
@@ -68,8 +68,8 @@ def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str
         raise ValueError(
             f"{folder} holds no {INPUTS}; `subquad train RECIPE --out {folder}` writes it without training"
         )
-    inputs = read_description(folder / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])
-    with foreign(f"the run {folder}"):
+    inputs = read_metadata(folder / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])
+    with wrap_corrupt_data_errors(f"the run {folder}"):
         path = find_checkpoint(folder, recipe, checkpoint)
         weights, state = load_weights_of(path), read_state(path)
         model = model_from(recipe.model_data(inputs["model"]))

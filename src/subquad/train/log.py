@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, Self, TextIO
 import torch
 from pydantic import Field
 
-from subquad.mixers.config import Options
+from subquad.config import Options
 from subquad.train.artifacts import IDENTITY, import_wandb, missing, run_artifact
 
 RESUMED = "resumed"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, BatchPlan, Budget, Cursor
 from subquad.data.prefetch import batch_seed, prefetched
-from subquad.files import foreign
+from subquad.files import wrap_corrupt_data_errors
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
 from subquad.nn.block import Block
@@ -109,7 +109,7 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Trains to the end of the recipe; returns the last validation's metrics."""
         if (path := latest(self.run / "checkpoints")) is not None:
-            with foreign(f"the checkpoint {path}"):
+            with wrap_corrupt_data_errors(f"the checkpoint {path}"):
                 self._resume(path)
             if self._over():
                 self.progress.note(

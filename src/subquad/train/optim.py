@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.optim.adamw import adamw as adamw_
 
-from subquad.mixers.config import Options, nearest
+from subquad.config import Options, nearest
 from subquad.train.distributed import local, placed_like, whole
 
 GROUP_STATE = ("lr_old",)

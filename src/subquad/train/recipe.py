@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from subquad.config import Options
 from subquad.data.augment import AugmentOptions
 from subquad.data.batches import Budget
 from subquad.data.blocks import BlockOptions
@@ -24,7 +25,6 @@ from subquad.data.sources import TextSource
 from subquad.data.tokenizers import TokenizerConfig
 from subquad.decode.options import DecodeOptions
 from subquad.files import parse_yaml, read_yaml
-from subquad.mixers.config import Options
 from subquad.models import MODELS, PRESETS, preset
 from subquad.models.presets import merged
 from subquad.train.checkpoint import Rotation

@@ -19,7 +19,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from subquad.mixers.config import Options
+from subquad.config import Options
 
 Kind = Literal["constant", "inverse-sqrt", "cosine", "linear", "onecycle-linear", "cosine-epochs"]
 

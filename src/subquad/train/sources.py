@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from subquad.config import nearest
 from subquad.data import embedded
 from subquad.data.images import ImageSet, open_images
 from subquad.data.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
 from subquad.data.prepared import SIDES, prepared_for
 from subquad.data.sources import read_samples
-from subquad.files import foreign
-from subquad.mixers.config import nearest
+from subquad.files import wrap_corrupt_data_errors
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask
 from subquad.tasks.language import LanguageTask
@@ -154,7 +154,7 @@ def prepared_text(recipe: Recipe, cache: Path, report: Report | None = None) -> 
     """The recipe's text as tokens. cache: where they are written if they are not prepared yet."""
     config, task = recipe.data, prepared_for(recipe.task)
     if config.folder is not None:
-        with foreign(f"the data in {config.folder}"):
+        with wrap_corrupt_data_errors(f"the data in {config.folder}"):
             prepared = open_prepared(config.folder)
             prepared.verify()
         return prepared

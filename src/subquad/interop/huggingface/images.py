@@ -49,7 +49,7 @@ class SubquadImageProcessor(BaseImageProcessor):
     model_input_names = ["pixel_values"]  # noqa: RUF012 - the base class has it so
 
     def __init__(self, transform: Mapping[str, Any] | None = None, **common: Any) -> None:
-        """transform: what `described()` of a transform gave."""
+        """transform: what `to_checksummed_json()` of a transform gave."""
         super().__init__(**common)
         self.transform = dict(transform or {})
 

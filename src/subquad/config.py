@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 MOST_SHOWN = 200
 
@@ -89,20 +89,3 @@ def _model_at(options: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
         inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
         options = next((part for part in inner if issubclass(part, BaseModel)), options)
     return options
-
-
-class MixerConfig(Options):
-    """Options that every mechanism has. A mechanism adds its own in a subclass beside its module."""
-
-    dim: int = Field(ge=1, description="model width C; inputs and outputs are (batch, time, C)")
-    heads: int = Field(8, ge=1, description="number of heads, each C / heads wide")
-    causal: bool = Field(False, description="position t sees only positions up to t")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the output")
-
-    def check(self) -> None:
-        self.check_heads(self.dim)
-
-    def check_heads(self, channels: int) -> None:
-        if channels % self.heads:
-            near = max(n for n in range(1, min(self.heads, channels) + 1) if channels % n == 0)
-            raise ValueError(f"{self.heads} heads do not divide {channels} channels; {near} heads would")
