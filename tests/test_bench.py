@@ -14,7 +14,7 @@ from subquad.compare.bench import Plan, report, run
 from subquad.compare.checks import LONGEST_CHECK
 from subquad.compare.profiling import interleaved_seconds, peak_bytes
 from subquad.environment import cpu_model
-from subquad.mixers import Capabilities, Mixer, MixerConfig, State, available, base
+from subquad.mixers import Capabilities, Mixer, MixerConfig, State, available, mixer_class, registry
 from subquad.mixers.state import advanced, fresh_lengths
 
 CPU = torch.device("cpu")
@@ -138,7 +138,7 @@ def test_every_mechanism_passes_its_check() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_causal_mechanisms_pass_and_the_others_are_skipped(dtype) -> None:
     for row in run(small_plan(mixers=available(), lengths=[33], repeats=1, causal=True, dtype=dtype)):
-        if base.mixer_class(row.mixer).capabilities.causal:
+        if mixer_class(row.mixer).capabilities.causal:
             assert (row.status, row.reason) == ("ok", None), row.mixer
         else:
             assert row.status == "skipped"
@@ -229,7 +229,7 @@ class Broken(Mixer):
 
 @pytest.fixture(params=["shape", "finite", "precision", "streaming", "gradient", "crash", ""])
 def broken(request, monkeypatch) -> str:
-    monkeypatch.setitem(base._REGISTRY, "broken", Broken)
+    monkeypatch.setitem(registry._REGISTRY, "broken", Broken)
     monkeypatch.setattr(Broken, "kind", request.param)
     return request.param
 

@@ -66,7 +66,8 @@ Citation: none.
 
 import torch
 
-from subquad.mixers.base import Capabilities, Mixer, register
+from subquad.mixers.base import Capabilities, Mixer
+from subquad.mixers.registry import register
 from subquad.mixers.base import MixerConfig
 
 

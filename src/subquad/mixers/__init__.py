@@ -4,8 +4,9 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput, available, build, mixer_class, register
+from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput
 from subquad.mixers.layout import Layout
+from subquad.mixers.registry import available, build, mixer_class, register
 from subquad.mixers.state import CrossState, State
 
 # Every file of this folder is imported, so a mechanism registers itself by being there.

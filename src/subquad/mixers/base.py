@@ -1,26 +1,26 @@
-"""The contract of every mixing mechanism, and the registry that finds them.
+"""The contract of every mixing mechanism.
 
 A mechanism is one file: a docstring with its equation, cost and citation, a config, and a `Mixer` subclass decorated
-with `@register`. The base class checks inputs, refuses what a mechanism cannot do, turns any padding into right
-padding, splits streams into steps and caches cross-attention contexts, so that a mechanism only writes its mathematics:
+with `@register` (see registry.py). The base class checks inputs, refuses what a mechanism cannot do, turns any padding
+into right padding, splits streams into steps and caches cross-attention contexts, so that a mechanism only writes its
+mathematics:
 
     mix(x, layout)              the parallel form                               every mechanism
-    init_state, step            the streaming form                              causal mechanisms
+    new_state, step             the streaming form                              causal mechanisms
     remember, recall            what is kept of a context, and how it is read   mechanisms with cross-attention
 """
 
-import inspect
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.config import Options, nearest
+from subquad.config import Options
 from subquad.mixers.layout import Layout, RightPadding
+from subquad.mixers.registry import refuse, who_can
 from subquad.mixers.state import CrossState, State, fresh_lengths
 
 
@@ -154,7 +154,7 @@ class Mixer(nn.Module):
             return self.new_state(batch, device, dtype or like.dtype)
         if self.why_no_cross() is None:
             return State(fresh_lengths(batch, device))
-        raise ValueError(f"{reason}. {_who('state')}")
+        raise ValueError(f"{reason}. {who_can('state')}")
 
     def forward(
         self,
@@ -209,7 +209,7 @@ class Mixer(nn.Module):
     def _read_stream(self, x: Tensor, padding: Tensor | None, state: State) -> MixerOutput:
         reason = self.why_no_streaming()
         if reason is not None:
-            raise ValueError(f"{reason}. {_who('state')}")
+            raise ValueError(f"{reason}. {who_can('state')}")
         self._check_state(x, state)
         right = RightPadding(padding) if padding is not None else None
         done, outputs = 0, []
@@ -233,7 +233,7 @@ class Mixer(nn.Module):
     ) -> MixerOutput:
         reason = self.why_no_cross()
         if reason is not None:
-            raise ValueError(f"{reason}. {_who('cross')}")
+            raise ValueError(f"{reason}. {who_can('cross')}")
         if isinstance(state, CrossState):
             self._check_state(x, state)
             memory = state
@@ -281,64 +281,3 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
         return torch.autocast(x.device.type, enabled=False)
     return nullcontext()
-
-
-# ---------------------------------------------------------------------- registry
-
-_REGISTRY: dict[str, type[Mixer]] = {}
-MixerType = TypeVar("MixerType", bound=type[Mixer])
-
-
-def register(name: str) -> Callable[[MixerType], MixerType]:
-    """Class decorator: makes a mixer known under `name` to `build`, the command line, the docs and the tests."""
-
-    def add(mixer: MixerType) -> MixerType:
-        if name in _REGISTRY:
-            raise ValueError(f"two mechanisms are called {name!r}: {_REGISTRY[name].__module__} and {mixer.__module__}")
-        if not inspect.getmodule(mixer).__doc__:
-            raise ValueError(f"the file of mechanism {name!r} needs a docstring: equation, cost, citation")
-        mixer.name = name
-        _REGISTRY[name] = mixer
-        return mixer
-
-    return add
-
-
-def available() -> list[str]:
-    """Names of all mechanisms, sorted, softmax (the baseline) first."""
-    return sorted(_REGISTRY, key=lambda name: (name != "softmax", name))
-
-
-def mixer_class(name: str) -> type[Mixer]:
-    """The class registered under `name`."""
-    if name not in _REGISTRY:
-        raise ValueError(
-            f"no mechanism is called {name!r}{nearest(name, _REGISTRY)} Mechanisms: {', '.join(available())}."
-        )
-    return _REGISTRY[name]
-
-
-def build(name: str, **options: Any) -> Mixer:
-    """Builds a mixer: `build("eva", dim=512, heads=8, window=64)`. See `subquad info NAME` for its options."""
-    return mixer_class(name)(**options)
-
-
-def refuse(name: str, place: Literal["causal", "cross"]) -> None:
-    """Raises ValueError if the mechanism cannot stand there, whatever its options."""
-    has = mixer_class(name).capabilities
-    if place == "causal" and not has.causal:
-        raise ValueError(f"{name} cannot be causal: every output depends on the whole sequence. {_who('causal')}")
-    if place == "cross" and not has.cross:
-        raise ValueError(f"{name} cannot read a context: it has no cross-attention form. {_who('cross')}")
-
-
-def _who(ability: str) -> str:
-    """Names the mechanisms that can do what another refused."""
-    able = {
-        "causal": ("causal mechanisms", lambda c: c.causal),
-        "cross": ("mechanisms with cross-attention", lambda c: c.cross),
-        "state": ("mechanisms that stream when causal", lambda c: c.causal and c.state != "none"),
-    }
-    what, test = able[ability]
-    names = [name for name in available() if test(_REGISTRY[name].capabilities)]
-    return f"The {what} are {', '.join(names)}."

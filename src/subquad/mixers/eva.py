@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from subquad.kernels.chunk_values import chunk_values
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision
 from subquad.mixers.chunks import Chunks, cut
 from subquad.mixers.layout import Layout
+from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, append_at, keep_last
 from subquad.mixers.windows import NEVER, WindowConfig, WindowMixer, WindowState, merge_windows, uncover
 

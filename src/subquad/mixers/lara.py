@@ -26,8 +26,9 @@ from subquad.kernels.dispatch import fuses_on_cpu, is_free
 from subquad.kernels.landmark_attention import LEAST_WEIGHT, Focus, landmark_attention
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer, HeadMap, init_small, kernel_logits
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision
 from subquad.mixers.layout import Layout
+from subquad.mixers.registry import register
 from subquad.mixers.windows import NEVER
 
 

@@ -21,8 +21,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.mixers.attention import init_xavier
-from subquad.mixers.base import Capabilities, register
+from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
+from subquad.mixers.registry import register
 from subquad.mixers.softmax import SoftmaxConfig, SoftmaxHeads
 from subquad.mixers.state import CrossState
 

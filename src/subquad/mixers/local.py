@@ -14,8 +14,9 @@ efficient-attention library.
 import torch
 from torch import Tensor
 
-from subquad.mixers.base import Capabilities, register
+from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
+from subquad.mixers.registry import register
 from subquad.mixers.state import advanced
 from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, merge_windows, uncover
 

@@ -31,9 +31,10 @@ from subquad.kernels.feature_attention import feature_attention, feature_scores
 from subquad.kernels.scan import NO_LEVEL, causal_sums_for, running_maximum
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision
 from subquad.mixers.features import FEATURE_MAPS, Features, PositiveExponential, Projection, Reference, Scheme
 from subquad.mixers.layout import Layout, right_padded
+from subquad.mixers.registry import register
 from subquad.mixers.state import CrossState, State, advanced, fresh_lengths
 
 SMALLEST_NORMALISER = 1e-2

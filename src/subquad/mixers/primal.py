@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
-from subquad.mixers.base import Capabilities, Mixer, MixerConfig, at_least_float32, full_precision, register
+from subquad.mixers.base import Capabilities, Mixer, MixerConfig, at_least_float32, full_precision
 from subquad.mixers.layout import Layout, right_padded
+from subquad.mixers.registry import register
 from subquad.mixers.state import State, advanced, fresh_lengths
 
 SMALLEST_NORM = 1e-12

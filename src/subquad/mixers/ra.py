@@ -21,8 +21,9 @@ from torch import Tensor
 
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision
 from subquad.mixers.layout import Layout
+from subquad.mixers.registry import register
 
 
 class RAConfig(AttentionConfig):

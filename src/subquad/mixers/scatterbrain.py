@@ -20,9 +20,10 @@ from pydantic import Field
 from torch import Tensor
 
 from subquad.mixers import noise
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision, register
+from subquad.mixers.base import Capabilities, at_least_float32, full_precision
 from subquad.mixers.features import Projection
 from subquad.mixers.layout import Layout
+from subquad.mixers.registry import register
 from subquad.mixers.windows import NEVER, WindowConfig, WindowMixer, merge_windows, uncover
 
 

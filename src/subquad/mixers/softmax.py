@@ -17,8 +17,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
-from subquad.mixers.base import Capabilities, register
+from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout, right_padded
+from subquad.mixers.registry import register
 from subquad.mixers.state import CrossState, State, advanced, append_at, fresh_lengths
 
 FEW_QUERIES = 16

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from subquad.config import Options, nearest
 from subquad.mixers import Mixer, State, build, mixer_class
-from subquad.mixers.base import refuse
+from subquad.mixers.registry import refuse
 from subquad.mixers.state import fresh_lengths
 from subquad.nn.block import Block, BlockInputs, BlockState
 from subquad.nn.feedforward import Activation, FeedForward
