@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subquad.kernels import conv, conv_cpu, conv_reference, dispatch, numba_tools, softmax_cpu
+from subquad.kernels import conv, dispatch, numba_tools, softmax_cpu
+from subquad.kernels.conv import cpu as conv_cpu
+from subquad.kernels.conv import reference as conv_reference
 
 IMPLEMENTATIONS = {"cpu": (conv_cpu, softmax_cpu), "reference": (conv_reference, conv_reference)}
 both = pytest.mark.parametrize("name", IMPLEMENTATIONS)

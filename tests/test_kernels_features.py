@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.kernels import feature_tiles
-from subquad.kernels.feature_attention import feature_attention, feature_scores
+from subquad.kernels.feature_attention import feature_attention, feature_scores, tiles
 from subquad.mixers import Mixer, build
 from tests.mixer_cases import close, enlarge
 from tests.test_kernels_windows import poisoned_memory
@@ -61,7 +60,7 @@ def output_and_gradients(function: Any, inputs: tuple[Any, ...], least: float) -
 @pytest.mark.parametrize("time", LENGTHS)
 def test_by_definition(time: int, tile: int, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, with clamps that some divisors fall below and others not; every entry is written."""
-    monkeypatch.setattr(feature_tiles, "TILE_ELEMENTS", tile)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", tile)
     inputs = problem(time, padded=padded)
     for least in (1e-2, 0.1):
         with poisoned_memory():

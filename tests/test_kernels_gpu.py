@@ -75,12 +75,12 @@ def poisoned():
 
 @pytest.fixture
 def conv(poisoned) -> ModuleType:
-    return importlib.import_module("subquad.kernels.conv_gpu")
+    return importlib.import_module("subquad.kernels.conv.gpu")
 
 
 @pytest.fixture
 def scan(poisoned) -> ModuleType:
-    return importlib.import_module("subquad.kernels.scan_gpu")
+    return importlib.import_module("subquad.kernels.scan.gpu")
 
 
 def assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -199,8 +199,7 @@ def check_convolution_of_nothing(conv, own):
 
 @pytest.mark.parametrize("own", [False, True])
 def check_convolution_as_the_op_runs_it(poisoned, monkeypatch, own):
-    from subquad.kernels import conv_gpu
-    from subquad.kernels.conv import tap_conv
+    from subquad.kernels.conv import gpu, tap_conv
 
     x, taps = torch.randn(2, 9, 6), torch.randn((2, 9, 2, 3) if own else (2, 3))
     leaves = x.requires_grad_(), taps.requires_grad_()
@@ -211,7 +210,7 @@ def check_convolution_as_the_op_runs_it(poisoned, monkeypatch, own):
         results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
     for ours, plain in zip(*reversed(results), strict=True):
         assert_near(ours, plain.double(), 1e-6)
-    assert torch.equal(results[1][0], conv_gpu.forward(x.detach(), taps.detach(), 2, 9))
+    assert torch.equal(results[1][0], gpu.forward(x.detach(), taps.detach(), 2, 9))
 
 
 # ---------------------------------------------------------------------- scan
@@ -330,7 +329,8 @@ def build(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], targ
 
 
 def build_all(target: tuple[str, Any, int], values: str, sums: str, tile: tuple[int, int], chunk: int) -> None:
-    from subquad.kernels import conv_gpu, scan_gpu
+    from subquad.kernels.conv import gpu as conv_gpu
+    from subquad.kernels.scan import gpu as scan_gpu
 
     # Triton takes arguments that are 1 for constants.
     sizes = {"TIME": tile[0], "CHANNELS": tile[1], "COUNT": 7} | ({"head_width": 1, "heads": 1} if tile[1] == 1 else {})

@@ -1,4 +1,4 @@
-"""The convolution of `conv.py` on the CPU, compiled by numba.
+"""The convolution of this folder on the CPU, compiled by numba.
 
 Outputs are made row by row: the channels of a head stay in registers while all taps pass, so that every input is
 read from cache K times and from memory once, every output is written once, and nothing is unfolded, padded or packed.

@@ -8,7 +8,7 @@ rounded as well, i[r] = round(x[r] / c[r]), to as many of 16 bits as keep the su
 channels, so that what is lost is lost in the weights. Sums are exact, and a row's result is its own, whatever rows come
 along.
 
-Both are for inference. numba runs them on the CPU (linear_cpu), torch elsewhere.
+Both are for inference. numba runs them on the CPU (cpu.py), torch elsewhere.
 """
 
 import importlib
@@ -97,7 +97,7 @@ def largest_input(width: int) -> int:
 @cache
 def _numba() -> Any:
     """The kernels; numba takes long to import."""
-    return importlib.import_module("subquad.kernels.linear_cpu")
+    return importlib.import_module("subquad.kernels.linear.cpu")
 
 
 def _plain(x: Tensor, weight: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The convolution of `conv.py` in plain torch: the definition that the CPU and GPU kernels are held against.
+"""The convolution of this folder in plain torch: the definition that the CPU and GPU kernels are held against.
 
 One shifted view of the input per tap, weighted and added. Sums run in float32, or in float64 when x is.
 """

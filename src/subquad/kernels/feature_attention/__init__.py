@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from subquad.kernels.feature_tiles import Part, Tile, parts_of, per_row, tiles_of
+from subquad.kernels.feature_attention.tiles import Part, Tile, parts_of, per_row, tiles_of
 from subquad.kernels.parallel import for_each
 
 

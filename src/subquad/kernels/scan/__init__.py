@@ -1,6 +1,6 @@
 """The causal scan of linear attention: sums over the past whose scale only ever shrinks. Plain torch, by blocks.
 
-`scan_gpu.py` has the same function as Triton kernels.
+`gpu.py` has the same function as Triton kernels.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NO_LEVEL = -1e30  # below every level, and finite, so that differences never bec
 def causal_sums_for(x: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
     """`causal_sums`, or its Triton twin where that runs."""
     if x.dtype == torch.float32 and triton_serves(x.device.type):
-        from subquad.kernels.scan_gpu import causal_scan
+        from subquad.kernels.scan.gpu import causal_scan
 
         return causal_scan
     return causal_sums

@@ -13,18 +13,18 @@ from subquad.kernels import dispatch
 def log_sum_exp(values: Tensor) -> Tensor:
     """(rows, V) -> (rows,)."""
     if _compiled_for(values):
-        from subquad.kernels import vocabulary_cpu
+        from subquad.kernels.vocabulary import cpu
 
-        return vocabulary_cpu.log_sum_exp(values)
+        return cpu.log_sum_exp(values)
     return values.logsumexp(-1)
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(rows, V) -> values and int64 places, (rows, count) each; count <= V. Of equal entries any may come first."""
     if _compiled_for(values):
-        from subquad.kernels import vocabulary_cpu
+        from subquad.kernels.vocabulary import cpu
 
-        return vocabulary_cpu.largest(values, count)
+        return cpu.largest(values, count)
     return values.topk(count, -1)
 
 

@@ -1,4 +1,4 @@
-"""The causal scan of linear attention as Triton kernels: the same function as `causal_sums` of `scan.py`.
+"""The causal scan of linear attention as Triton kernels: the same function as `causal_sums` of `__init__.py`.
 
     y_i = q_i^T S_i        S_i = sum_{j <= i} exp(level_j - level_i) k_j v_j^T + exp(level_before - level_i) before
 

@@ -6,14 +6,14 @@ taps: (H, K), the same at every position, or (B, T, H, K), each position's own; 
 which the softmax over K is taken first. Sums run in float32, or float64 when x is; results come back in the precision
 of x. Backward keeps x and what was given as taps, nothing else.
 
-What runs inside the `torch.library` operations below is conv_reference, conv_cpu or conv_gpu, as `dispatch.py` says.
+What runs inside the `torch.library` operations below is reference.py, cpu.py or gpu.py, as `dispatch.py` says.
 All three offer
 
     forward(x, taps, before, length)              y (B, length, C); x is (B, S, C), length need not be S
     input_gradient(grad, taps, before, size)      (B, size, C), size = S
     tap_gradient(grad, x, before, taps_shape)     in float32 or float64
 
-and, for the softmax, softmax(logits) and softmax_gradient_(grad, taps) are those of softmax_cpu or of conv_reference.
+and, for the softmax, softmax(logits) and softmax_gradient_(grad, taps) are those of softmax_cpu or of reference.py.
 """
 
 import importlib
@@ -57,12 +57,12 @@ def _precision(x: Tensor) -> torch.dtype:
 
 def _implementation(x: Tensor) -> Any:
     """The module whose functions work on tensors where x is."""
-    return _module(f"conv_{dispatch.chosen(x)}")
+    return _module(f"conv.{dispatch.chosen(x)}")
 
 
 def _softmax_implementation(x: Tensor) -> Any:
     """torch's softmax is a fused kernel on a GPU, but slow on the CPU for so few entries."""
-    return _module("softmax_cpu" if dispatch.chosen(x) == "cpu" else "conv_reference")
+    return _module("softmax_cpu" if dispatch.chosen(x) == "cpu" else "conv.reference")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Normaliser and largest entries of long rows, compiled by numba: see `vocabulary.py`.
+"""Normaliser and largest entries of long rows, compiled by numba: see `__init__.py`.
 
 torch's logsumexp writes its exponentials to memory; here they are added up where they are made, 64 sums at a time.
 torch's topk sorts; here the largest of every 64th entry are found first. At least `count` entries are not below the

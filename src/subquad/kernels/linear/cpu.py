@@ -1,4 +1,4 @@
-"""Linear maps of a few rows on the CPU, compiled by numba: see `linear.py`.
+"""Linear maps of a few rows on the CPU, compiled by numba: see `__init__.py`.
 
 One row of x meets every weight once, so memory decides: weights are read in order, once, by all threads. More rows are
 served while some weights are in the fastest cache, two at a time. The innermost loop is
