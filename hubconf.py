@@ -10,7 +10,7 @@ from pathlib import Path as _Path
 if _importing.find_spec("subquad") is None:  # a checkout that is not installed works too
     _sys.path.insert(0, str(_Path(__file__).parent / "src"))
 
-from subquad.interop.fairseq_hub import entry_points as _entry_points
+from subquad.interop.checkpoints.fairseq.hub import entry_points as _entry_points
 
 dependencies = ["torch", "numpy", "safetensors", "tokenizers", "pydantic", "yaml", "sacremoses"]
 

@@ -23,10 +23,10 @@ import yaml
 from torch import Tensor, nn
 
 import subquad
-from subquad.data.embedded import load
-from subquad.data.image_arrays import ArrayImages
+from subquad.data.builtin import load
+from subquad.data.images.arrays import ArrayImages
+from subquad.data.images.torchvision import import_torchvision
 from subquad.data.packages import optional_module
-from subquad.data.vision_ops import import_torchvision
 from subquad.evaluate.accuracy import class_ranks
 from subquad.mixers import build
 

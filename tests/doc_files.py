@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from subquad.data.vision_ops import import_torchvision
+from subquad.data.images.torchvision import import_torchvision
 from tests.doc_pages import ROOT, TORCH_HOME
-from tests.test_fairseq_hub import CHECKPOINTS, SOURCES, codes_for, place
-from tests.test_import_others import LIBRARY, LINFORMER, library_images, library_options, sample, write_crybot
-from tests.test_import_others import write_dictionary as write_words
+from tests.interop.test_fairseq_hub import CHECKPOINTS, SOURCES, codes_for, place
+from tests.interop.test_import_others import LIBRARY, LINFORMER, library_images, library_options, sample, write_crybot
+from tests.interop.test_import_others import write_dictionary as write_words
 from tests.test_masked import write_checkpoint
 
 LINES = ["w1 w5 w2", "w3 w4", "w7 w2 w9 w4"]

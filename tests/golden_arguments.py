@@ -4,7 +4,7 @@ import argparse
 import inspect
 from typing import Any
 
-from subquad.interop.efficient_attention_api import (
+from subquad.interop.checkpoints.efficient_attention.api import (
     ARGUMENTS,
     Attention,
     TimeFirstAttention,

@@ -10,7 +10,7 @@ from subquad.decode.align import cross_weights
 from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import TargetScorer
-from subquad.interop.fairseq_models import model_from
+from subquad.interop.checkpoints.fairseq.models import model_from
 from subquad.models import Seq2Seq
 from tests.golden_files import OUTPUT_TOLERANCE, assert_close, load, padding_of
 

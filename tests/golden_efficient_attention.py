@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.interop import efficient_attention
+from subquad.interop.checkpoints.efficient_attention import mixers as efficient_attention
 from subquad.mixers import Mixer, noise
 from tests.golden_fairseq_models import check_language_model, check_translation
 from tests.golden_files import (

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.interop import fairseq
-from subquad.interop.slots import Imported
+from subquad.interop.checkpoints.fairseq import convolutions as fairseq
+from subquad.interop.checkpoints.weight_map import Imported
 from subquad.mixers import Layout, Mixer
 from tests.golden_fairseq_models import check_language_model, check_translation
 from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.interop.fairseq_models import PAD, current_name, model_from
-from subquad.interop.slots import Imported
+from subquad.interop.checkpoints.fairseq.models import PAD, current_name, model_from
+from subquad.interop.checkpoints.weight_map import Imported
 from subquad.models import LanguageModel, Seq2Seq
 from tests.golden_files import (
     OUTPUT_TOLERANCE,

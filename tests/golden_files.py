@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from subquad.interop.fairseq_models import PAD
-from subquad.interop.slots import Imported
+from subquad.interop.checkpoints.fairseq.models import PAD
+from subquad.interop.checkpoints.weight_map import Imported
 from subquad.mixers import Mixer
 from subquad.models import LanguageModel
 

@@ -14,8 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.interop import linformer_roberta, primal
-from subquad.interop.slots import Imported, Slot, Slots, fill, linear_slots, moved, stacked_slots, under
+from subquad.interop.checkpoints import primal
+from subquad.interop.checkpoints.linformer import roberta as linformer_roberta
+from subquad.interop.checkpoints.weight_map import (
+    Imported,
+    Slot,
+    Slots,
+    fill,
+    linear_slots,
+    moved,
+    stacked_slots,
+    under,
+)
 from subquad.mixers import Mixer, build
 from subquad.mixers.primal import Primal
 from subquad.models import MaskedLanguageModel

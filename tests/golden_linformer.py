@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subquad.interop import linformer
+from subquad.interop.checkpoints.linformer import mixers as linformer
 from subquad.nn.positions import build_positions
 from tests.golden_files import (
     GRADIENT_TOLERANCE,

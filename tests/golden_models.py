@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.interop import fairseq_models, linformer_models, vision_models
-from subquad.interop.slots import Imported, fill, under
+from subquad.interop.checkpoints.fairseq import models as fairseq_models
+from subquad.interop.checkpoints.linformer import models as linformer_models
+from subquad.interop.checkpoints.vision import models as vision_models
+from subquad.interop.checkpoints.weight_map import Imported, fill, under
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.interop import primal
-from subquad.interop.slots import Imported
+from subquad.interop.checkpoints import primal
+from subquad.interop.checkpoints.weight_map import Imported
 from subquad.mixers import Layout, Mixer
 from subquad.mixers.primal import Primal, sample_positions
 from tests.golden_files import (

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from subquad.data.fairseq_text import FairseqDictionary, post_process
-from subquad.data.tokenizer_base import BOS, EOS, PAD, UNK
+from subquad.data.tokenizers.base import BOS, EOS, PAD, UNK
+from subquad.data.tokenizers.fairseq import FairseqDictionary, post_process
 
 SPECIAL = 4
 

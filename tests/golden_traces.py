@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from subquad.interop.fairseq_models import PAD, in_current_layout, model_from
+from subquad.interop.checkpoints.fairseq.models import PAD, in_current_layout, model_from
 from subquad.models import Seq2Seq
 from subquad.tasks.base import StepLoss
 from subquad.tasks.losses import word_loss

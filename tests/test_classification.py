@@ -10,9 +10,9 @@ import torch
 import yaml
 
 from subquad.cli.main import run
-from subquad.data.augment import AugmentOptions
-from subquad.data.image_arrays import ArrayImages
-from subquad.data.mixing import MixingOptions
+from subquad.data.images.arrays import ArrayImages
+from subquad.data.images.mixup import MixingOptions
+from subquad.data.images.transforms import AugmentOptions
 from subquad.models import build_model
 from subquad.tasks.classification import ClassificationTask, Standardise
 from subquad.train.checkpoint import latest, load_checkpoint

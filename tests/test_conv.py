@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.interop import fairseq
+from subquad.interop.checkpoints.fairseq import convolutions as fairseq
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.mixers import Layout, build
 from subquad.models.costs import forward_flops

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.data.simple_tokenizers import CharacterTokenizer
+from subquad.data.tokenizers.simple import CharacterTokenizer
 from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search, padded
 from subquad.decode.generate import Generator
 from subquad.decode.options import DecodeOptions, SampleOptions

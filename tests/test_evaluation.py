@@ -168,7 +168,7 @@ def test_perplexities_and_their_denominators(text: Path, context: int) -> None:
 
 
 def test_accuracy_is_that_of_the_logits(digits: Path) -> None:
-    from subquad.data.embedded import load
+    from subquad.data.builtin import load
 
     assert command(["evaluate", str(digits)]) == 0
     test, loaded = load("digits").test, load_run(digits)
@@ -421,7 +421,7 @@ def test_averages_that_cannot_be(
 
 
 def test_classify_arrays(digits: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from subquad.data.embedded import load
+    from subquad.data.builtin import load
 
     images = load("digits").test.images[:3]
     np.save(tmp_path / "one.npy", images[0, 0])

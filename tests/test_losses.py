@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import subquad.tasks.losses as losses
-from subquad.data.mixing import soft_targets
+from subquad.data.images.mixup import soft_targets
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, WordHead, build_head
 from subquad.tasks.losses import class_loss, logit_loss, word_loss

@@ -15,7 +15,7 @@ from tests.comparison_cases import synthetic
 from tests.test_compare_page import HOSTILE, Elements
 
 PACKAGE = Path(subquad.__file__).parent
-PICKLES = "interop/pickles.py"
+PICKLES = "interop/checkpoints/safe_pickle.py"
 
 FORBIDDEN_CALLS = {
     "eval",
@@ -54,7 +54,7 @@ ONLY_IN: dict[str, dict[str, set[str]]] = {
     },
     "modules": {
         "pickle": {PICKLES},
-        "zipfile": {PICKLES, "data/packed.py"},  # they read sizes, and unpack nothing
+        "zipfile": {PICKLES, "data/numpy_files.py"},  # they read sizes, and unpack nothing
         "datasets": set(),  # through optional_module alone, in data/packages.py
         "huggingface_hub": set(),
         "wandb": {"train/artifacts.py"},
@@ -135,15 +135,15 @@ def test_nothing_dangerous_is_done(path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "place"),
     [
-        ("import pickle", "data/store.py"),
+        ("import pickle", "data/text/store.py"),
         ("from pickle import loads", "interop/other.py"),
         ("import pickle\npickle.loads(b'')", PICKLES),
         ("import torch\ntorch.load('x', weights_only=True)", "train/checkpoint.py"),
         ("import torch\ntorch.load('x')", PICKLES),
         ("import torch\ntorch.load('x', weights_only=flag)", PICKLES),
         ("from torch import load as read\nread('x', weights_only=False)", PICKLES),
-        ("import numpy as np\nnp.load('x')", "data/packed.py"),
-        ("import numpy as np\nnp.load('x', allow_pickle=True)", "data/packed.py"),
+        ("import numpy as np\nnp.load('x')", "data/numpy_files.py"),
+        ("import numpy as np\nnp.load('x', allow_pickle=True)", "data/numpy_files.py"),
         ("def f(x):\n    return eval(x)", "cli/main.py"),
         ("import yaml\nyaml.load(x, yaml.Loader)", "files.py"),
         ("from yaml import unsafe_load\nunsafe_load(x)", "files.py"),
@@ -151,9 +151,9 @@ def test_nothing_dangerous_is_done(path: Path) -> None:
         ("import subprocess\nsubprocess.run('ls', shell=flag)", "compare/children.py"),
         ("import subprocess", "train/loop.py"),
         ("import os\nos.system('ls')", "cli/doctor.py"),
-        ("import tarfile", "interop/fairseq_hub.py"),
-        ("import zipfile\nzipfile.ZipFile(x).extractall()", "data/packed.py"),
-        ("def f():\n    from urllib.request import urlopen", "interop/fairseq_hub.py"),
+        ("import tarfile", "interop/checkpoints/fairseq/hub.py"),
+        ("import zipfile\nzipfile.ZipFile(x).extractall()", "data/numpy_files.py"),
+        ("def f():\n    from urllib.request import urlopen", "interop/checkpoints/fairseq/hub.py"),
         ("import requests", "data/packages.py"),
     ],
 )

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from benchmarks.measured import Result
 
-from subquad.data.prepare import TextDataConfig, prepare_text
-from subquad.data.prepared import Prepared, open_prepared
+from subquad.data.text.prepare import TextDataConfig, prepare_text
+from subquad.data.text.prepared import Prepared, open_prepared
 from subquad.train.checkpoint import CHECKSUMS, checkpoints, latest, load_checkpoint
 from subquad.train.loaded import load_run
 from subquad.train.recipe import read_recipe

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.measured import Result
 
-from subquad.data.embedded import load
+from subquad.data.builtin import load
 from subquad.train.checkpoint import checkpoints
 from torture.cases import Case, difference, last_line
 from torture.kills import outcome, spread

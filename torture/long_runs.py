@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.measured import MEGABYTE, Result
 
 from subquad.compare.result import read_result
-from subquad.data.embedded import load
+from subquad.data.builtin import load
 from subquad.decode.translate import WINDOW
 from subquad.train.checkpoint import checkpoints
 from torture.cases import Case, difference, last_line

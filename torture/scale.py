@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 from benchmarks.measured import Result
 
-from subquad.data.store import TokenStore, TokenWriter
+from subquad.data.text.store import TokenStore, TokenWriter
 from subquad.files import write_description
 from subquad.train.log import read_metrics
 

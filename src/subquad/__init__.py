@@ -5,7 +5,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_ELSEWHERE = {"swap": "subquad.interop.surgery"}
+_ELSEWHERE = {"swap": "subquad.interop.patching"}
 """Names that are loaded when they are asked for: the command line and the core must start without them."""
 
 

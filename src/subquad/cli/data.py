@@ -13,8 +13,8 @@ from subquad.cli.output import print_table
 from subquad.files import wrap_corrupt_data_errors
 
 if TYPE_CHECKING:
-    from subquad.data.prepare import Progress
-    from subquad.data.prepared import Prepared
+    from subquad.data.text.prepare import Progress
+    from subquad.data.text.prepared import Prepared
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_UPDATES = 0.2
@@ -69,7 +69,7 @@ def prepare(
     subquad data prepare DATA --train pairs.tsv --columns en,de --tokenizer bpe --vocab-size 8000
     subquad data prepare DATA --task language-model --train train.txt --valid valid.txt --tokenizer words
     """
-    from subquad.data.prepare import TextDataConfig, prepare_text
+    from subquad.data.text.prepare import TextDataConfig, prepare_text
     from subquad.files import read_yaml
 
     given = read_yaml(config, "file of options") if config is not None else {}
@@ -112,10 +112,10 @@ def stats(
     """
     from tempfile import TemporaryDirectory
 
-    from subquad.data.fairseq_folder import FairseqFolder, fairseq_task
-    from subquad.data.prepare import prepare_text
-    from subquad.data.prepared import open_prepared
-    from subquad.data.stats import text_stats
+    from subquad.data.fairseq.folder import FairseqFolder, fairseq_task
+    from subquad.data.text.prepare import prepare_text
+    from subquad.data.text.prepared import open_prepared
+    from subquad.data.text.stats import text_stats
 
     with TemporaryDirectory() as scratch, wrap_corrupt_data_errors(f"the data in {folder}"):
         if (task := fairseq_task(folder)) is not None:

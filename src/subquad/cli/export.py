@@ -46,8 +46,8 @@ def export(
         save_huggingface(loaded, out)
         print(f"{out}: update {loaded.update:,} of {run} for transformers")
         return
-    from subquad.interop.export_check import TOLERANCE
-    from subquad.interop.export_files import export_run
+    from subquad.interop.export.check import TOLERANCE
+    from subquad.interop.export.files import export_run
 
     files = export_run(loaded, "onnx" if to is Target.onnx else "torch", out)
     print(f"{out}: {', '.join(files)}; they agree with update {loaded.update:,} of {run} to {TOLERANCE:g}")

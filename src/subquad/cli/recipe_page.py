@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from subquad.cli.describe import option
 from subquad.cli.docs import markdown_table
-from subquad.data.embedded import SETS
+from subquad.data.builtin import SETS
 from subquad.models import MODELS
 from subquad.train.recipe import KINDS, Recipe
 

@@ -213,8 +213,8 @@ def _given_vocabulary(model: dict[str, Any]) -> str:
 
 def _unreadable(recipe: "Recipe", split: str) -> str | None:
     """Why the first sample of a split of text files cannot be read, if it cannot."""
-    from subquad.data.prepared import SIDES, prepared_for
-    from subquad.data.sources import read_samples
+    from subquad.data.text.prepared import SIDES, prepared_for
+    from subquad.data.text.sources import read_samples
 
     source = recipe.data.splits.get(split)
     if source is None or source.is_ids:

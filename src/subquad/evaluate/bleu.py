@@ -19,8 +19,8 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-from subquad.data.simple_tokenizers import MosesTokenizer, WordTokenizer
-from subquad.data.tokenizer_base import Tokenizer
+from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers.simple import MosesTokenizer, WordTokenizer
 from subquad.evaluate.measure import Measure
 
 References = Sequence[str] | Sequence[Sequence[str]]

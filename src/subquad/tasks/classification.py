@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subquad.data.augment import AugmentOptions, EvalTransform, TrainTransform
 from subquad.data.batches import Batch, Budget
-from subquad.data.images import ImageSet
-from subquad.data.mixing import MixingOptions, mix
+from subquad.data.images.mixup import MixingOptions, mix
+from subquad.data.images.sets import ImageSet
+from subquad.data.images.transforms import AugmentOptions, EvalTransform, TrainTransform
 from subquad.evaluate.accuracy import class_ranks, tops
 from subquad.models import Model
 from subquad.tasks.base import StepLoss, Task

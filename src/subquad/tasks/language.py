@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, Budget
 from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
-from subquad.data.prepare import Prepared
+from subquad.data.text.prepare import Prepared
 from subquad.data.tokenizers import Tokenizer
 from subquad.models import LanguageModel, Model
 from subquad.models.base import mean_aux

@@ -13,7 +13,7 @@ from torch import Tensor
 from subquad.data.batches import Batch, Budget
 from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
 from subquad.data.masking import Masking, MaskOptions
-from subquad.data.prepare import Prepared
+from subquad.data.text.prepare import Prepared
 from subquad.data.tokenizers import Tokenizer
 from subquad.models import MaskedLanguageModel, Model
 from subquad.models.base import mean_aux

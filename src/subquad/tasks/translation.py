@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, Budget, collate_pairs
 from subquad.data.blocks import Lines
-from subquad.data.prepare import Prepared
+from subquad.data.text.prepare import Prepared
 from subquad.data.tokenizers import Tokenizer
 from subquad.models import Model, Seq2Seq
 from subquad.models.base import mean_aux

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from subquad.data.image_arrays import CHANNELS, IMAGE_KEYS, channels_first
-from subquad.data.images import decode
-from subquad.data.packed import read_npy, read_npz
+from subquad.data.images.arrays import CHANNELS, IMAGE_KEYS, channels_first
+from subquad.data.images.sets import decode
+from subquad.data.numpy_files import read_npy, read_npz
 from subquad.tasks.classification import Augmented, Standardise, transform_from
 from subquad.train.loaded import Loaded
 

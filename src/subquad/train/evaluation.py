@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from subquad.data.batches import BatchPlan, shard
-from subquad.data.prepared import Prepared, open_prepared
-from subquad.data.simple_tokenizers import IdsTokenizer
+from subquad.data.text.prepared import Prepared, open_prepared
+from subquad.data.tokenizers.simple import IdsTokenizer
 from subquad.decode.limits import longest_source, longest_text
 from subquad.decode.translate import Translator
 from subquad.evaluate.accuracy import class_ranks, share, tops

@@ -15,13 +15,13 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from subquad.config import Options
-from subquad.data.augment import AugmentOptions
 from subquad.data.batches import Budget
 from subquad.data.blocks import BlockOptions
-from subquad.data.fairseq_folder import FairseqFolder
+from subquad.data.fairseq.folder import FairseqFolder
+from subquad.data.images.mixup import MixingOptions
+from subquad.data.images.transforms import AugmentOptions
 from subquad.data.masking import MaskOptions
-from subquad.data.mixing import MixingOptions
-from subquad.data.sources import TextSource
+from subquad.data.text.sources import TextSource
 from subquad.data.tokenizers import TokenizerConfig
 from subquad.decode.options import DecodeOptions
 from subquad.files import parse_yaml, read_yaml

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from subquad.config import nearest
-from subquad.data import embedded
-from subquad.data.images import ImageSet, open_images
-from subquad.data.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
-from subquad.data.prepared import SIDES, prepared_for
-from subquad.data.sources import read_samples
+from subquad.data import builtin as embedded
+from subquad.data.images.sets import ImageSet, open_images
+from subquad.data.text.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
+from subquad.data.text.prepared import SIDES, prepared_for
+from subquad.data.text.sources import read_samples
 from subquad.files import wrap_corrupt_data_errors
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask

@@ -9,8 +9,8 @@ transformers: `pip install 'subquad[hf]'` brings it.
 
 import importlib.util
 
+from subquad.data.images.torchvision import import_torchvision
 from subquad.data.packages import optional_module
-from subquad.data.vision_ops import import_torchvision
 
 optional_module("transformers", "models in Hugging Face's format", "'subquad[hf]'")
 if importlib.util.find_spec("torchvision") is not None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from subquad.data.packages import optional_module
-from subquad.interop.card import CARD, model_card
+from subquad.interop.export.card import CARD, model_card
 from subquad.interop.huggingface.cache import SubquadCache
 from subquad.interop.huggingface.config import SubquadConfig
 from subquad.mixers import Mixer

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, BatchFeature
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from subquad.data.image_arrays import channels_first
+from subquad.data.images.arrays import channels_first
 from subquad.interop.huggingface.base import SubquadModel, as_asked
 from subquad.models import Pyramid, VisionTransformer
 from subquad.tasks.classification import transform_from

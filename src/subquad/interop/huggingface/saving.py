@@ -6,7 +6,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from subquad.decode.limits import longest_source, longest_text
-from subquad.interop.card import CARD, model_card
+from subquad.interop.export.card import CARD, model_card
 from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.config import SubquadConfig
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor

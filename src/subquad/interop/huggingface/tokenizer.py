@@ -14,8 +14,8 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from subquad.data.subword_tokenizers import SubwordTokenizer
 from subquad.data.tokenizers import CLASSES, Tokenizer
+from subquad.data.tokenizers.subword import SubwordTokenizer
 
 FILE = "subquad_tokenizer.json"
 INPUTS = ["input_ids", "attention_mask"]

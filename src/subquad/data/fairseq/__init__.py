@@ -1,0 +1,1 @@
+"""Data folders that fairseq-preprocess wrote."""

@@ -1,0 +1,108 @@
+"""Folders that fairseq-preprocess wrote, as data: their dictionaries are the tokenizers, their numbers the samples.
+
+    translation      dict.de.txt, dict.en.txt, train.de-en.de.{idx,bin}, train.de-en.en.{idx,bin}, valid..., test...
+    language model   dict.txt, train.{idx,bin}, valid..., test...
+
+A folder serves both directions of its pair. Only the numbers are read; text that is not binarised is a text file.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from subquad.config import Options
+from subquad.data.fairseq.index import INDEX
+from subquad.data.text.prepare import TextDataConfig
+
+NAME = re.compile(r"(?P<split>[a-z]+\d*)(\.(?P<first>[^.]+)-(?P<second>[^.]+)\.(?P<language>[^.]+))?\.idx")
+"""train.idx, or train.de-en.de.idx"""
+
+Pair = tuple[str, str]
+
+
+class FairseqFolder(Options):
+    """A folder that fairseq-preprocess wrote. A string is its path."""
+
+    path: str = Field(description="the folder: dict.*.txt, *.idx and *.bin")
+    languages: Pair | None = Field(
+        None, description="source and target, of translation; null: as the folder's only pair is named"
+    )
+    codes: str | None = Field(
+        None, description="the subword-nmt codes of its text, so that pieces become words again; null: pieces stay"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, given: Any) -> Any:
+        return {"path": str(given)} if isinstance(given, str | Path) else given
+
+    def text_config(self, task: str, max_length: int | None = None) -> TextDataConfig:
+        """All splits of the folder, and its dictionaries, as data that can be prepared."""
+        folder = Path(self.path)
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: there is no such folder")
+        if task not in ("translation", "language-model"):
+            raise ValueError(f"{folder}: fairseq's data is for translation and language modelling, not for {task}")
+        names = _names(folder)
+        sides, splits = self._parallel(names) if task == "translation" else self._lines(names)
+        if "train1" in splits:
+            raise ValueError(f"{folder} has its training data in parts (train, train1, ...); only one part can be read")
+        tokenizers = [self._tokenizer(folder / (f"dict.{side}.txt" if side else "dict.txt")) for side in sides]
+        options = {
+            "task": task,
+            "splits": {split: [str(folder / file) for file in files] for split, files in splits.items()},
+            "tokenizer": tokenizers[0],
+            "target_tokenizer": tokenizers[1] if len(tokenizers) > 1 else None,
+            "max_length": max_length,
+        }
+        return TextDataConfig.parse(f"{folder}", options)
+
+    def _tokenizer(self, dictionary: Path) -> dict[str, str]:
+        if not dictionary.is_file():
+            raise ValueError(f"{dictionary}: there is no such file; fairseq-preprocess writes it beside the data")
+        kind = {"kind": "words"} if self.codes is None else {"kind": "moses-bpe", "codes": self.codes}
+        return {**kind, "dictionary": str(dictionary)}
+
+    def _lines(self, names: Iterable[re.Match[str]]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+        """No language, and the file of each split."""
+        if self.languages is not None:
+            raise ValueError("languages are for translation; a language model's folder has none in its names")
+        splits = {found["split"]: [found.string] for found in names if found["language"] is None}
+        if not splits:
+            raise ValueError(f"{self.path} holds no data of a language model, such as train{INDEX}")
+        return ("",), splits
+
+    def _parallel(self, names: Iterable[re.Match[str]]) -> tuple[Pair, dict[str, list[str]]]:
+        """Source and target language, and the two files of each split."""
+        pairs: dict[Pair, set[str]] = {}
+        for found in names:
+            if found["language"] is not None:
+                pairs.setdefault((found["first"], found["second"]), set()).add(found["split"])
+        if not pairs:
+            raise ValueError(f"{self.path} holds no data of two languages, such as train.de-en.de{INDEX}")
+        known = ", ".join(f"{first}-{second}" for first, second in pairs)
+        if self.languages is None and len(pairs) > 1:
+            raise ValueError(f"{self.path} has several pairs of languages ({known}); name source and target")
+        source, target = self.languages or next(iter(pairs))
+        pair = next((pair for pair in ((source, target), (target, source)) if pair in pairs), None)
+        if pair is None:
+            raise ValueError(f"{self.path} has no data of {source} and {target}; its pairs are {known}")
+        stem = "-".join(pair)
+        files = {split: [f"{split}.{stem}.{side}{INDEX}" for side in (source, target)] for split in sorted(pairs[pair])}
+        return (source, target), files
+
+
+def fairseq_task(folder: Path) -> str | None:
+    """The task whose data a folder holds; None: it is no folder of fairseq's."""
+    names = _names(folder)
+    if not names:
+        return None
+    return "translation" if any(found["language"] for found in names) else "language-model"
+
+
+def _names(folder: Path) -> list[re.Match[str]]:
+    """The indexes of a folder by the parts of their names."""
+    return [found for path in sorted(folder.glob(f"*{INDEX}")) if (found := NAME.fullmatch(path.name))]

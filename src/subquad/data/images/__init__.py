@@ -1,0 +1,1 @@
+"""Labelled images: where they are read from, and how they are transformed and mixed."""

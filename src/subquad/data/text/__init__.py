@@ -1,0 +1,1 @@
+"""Text on its way from files to memory-mapped tokens."""

@@ -1,0 +1,1 @@
+"""Checkpoints of the original programs: one folder for each program's format."""

@@ -1,0 +1,1 @@
+"""The efficient-attention library: its options, weights and interface."""

@@ -1,0 +1,1 @@
+"""fairseq's checkpoints: convolutions and transformers that translate or model language."""

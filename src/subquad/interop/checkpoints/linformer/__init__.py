@@ -1,0 +1,1 @@
+"""Linformer's checkpoints."""

@@ -1,0 +1,1 @@
+"""Checkpoints of image classifiers in DeiT's layout."""

@@ -1,0 +1,125 @@
+"""Attention layers of Hugging Face transformers: BERT, RoBERTa, ViT, DeiT and GPT-2.
+
+They are told apart by their class and known by their attributes, so that transformers need not be imported here.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from subquad.interop.patching.host import (
+    Adapter,
+    Host,
+    Refusal,
+    SwappedAttention,
+    linear_tensors,
+    padding_of,
+    split_fused,
+)
+from subquad.mixers import Mixer
+
+
+class TransformersAttention(SwappedAttention):
+    """Called as transformers calls its attention; there are no attention weights to give back."""
+
+    def __init__(self, mixer: Mixer, layer: int | None = None) -> None:
+        """layer: the number under which caches know it."""
+        super().__init__(mixer)
+        self.layer = layer
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        padding = padding_of(attention_mask, hidden_states, self.mixer.config.causal)
+        if past_key_values is None:
+            return self.mixer(hidden_states, padding=padding).y, None
+        return self._read_on(hidden_states, padding, past_key_values), None
+
+    def _read_on(self, x: Tensor, padding: Tensor | None, cache: Any) -> Tensor:
+        """Goes on after what the cache holds. While training nothing is kept: streams have no gradient to the past."""
+        from subquad.interop.patching.cache import layer_of
+
+        assert self.layer is not None
+        kept = layer_of(cache, self.layer)
+        if kept.seen and (self.training or kept.state is None):
+            raise ValueError(
+                "a swapped layer keeps no cache while training: call model.eval(), or give use_cache=False"
+            )
+        if self.training:
+            mixed = self.mixer(x, padding=padding)
+        else:
+            state = kept.state if kept.state is not None else self.mixer.init_state(x.shape[0])
+            mixed = self.mixer(x, padding=padding, state=state)
+        kept.state, kept.seen = mixed.state, kept.seen + x.shape[1]
+        return mixed.y
+
+
+def bert(layer: Any, _: Sequence[nn.Module]) -> Host:
+    """BertAttention: `self` holds q, k and v, `output` the output map, dropout, residual sum and norm."""
+    inner = layer.self
+    tensors = linear_tensors("q", inner, "query") | linear_tensors("k", inner, "key")
+    tensors |= linear_tensors("v", inner, "value") | linear_tensors("out", layer.output, "dense")
+    if getattr(inner, "position_embedding_type", "absolute") != "absolute":
+        raise Refusal(f"its {inner.position_embedding_type} positions enter the logits")
+    return Host(
+        dim=tensors["out.weight"].shape[0],
+        heads=inner.num_attention_heads,
+        head_width=inner.attention_head_size,
+        tensors=tensors,
+        wrap=partial(TransformersAttention, layer=inner.layer_idx),
+        attention="self",
+        emptied=("output.dense",),
+        causal=bool(inner.is_causal),
+        attention_dropout=inner.dropout.p,
+        config=inner.config,
+    )
+
+
+def vit(layer: Any, _: Sequence[nn.Module]) -> Host:
+    """ViTAttention: everything in one module; the class token makes its tokens a sequence."""
+    maps = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
+    tensors = {key: value for name, path in maps.items() for key, value in linear_tensors(name, layer, path).items()}
+    return Host(
+        dim=tensors["out.weight"].shape[0],
+        heads=layer.num_attention_heads,
+        head_width=layer.head_dim,
+        tensors=tensors,
+        wrap=TransformersAttention,
+        attention_dropout=layer.attention_dropout,
+    )
+
+
+def gpt2(layer: Any, _: Sequence[nn.Module]) -> Host:
+    """GPT2Attention: causal, one map for q, k and v; weights are stored as (columns, rows)."""
+    tensors = split_fused(_conv1d_tensors("qkv", layer.c_attn)) | _conv1d_tensors("out", layer.c_proj)
+    scale = layer.scaling * layer.head_dim**0.5  # other than 1 where the config scales logits by the layer's number
+    for name in ("q.weight", "q.bias"):
+        tensors[name] = tensors[name] * scale
+    return Host(
+        dim=layer.embed_dim,
+        heads=layer.num_heads,
+        head_width=layer.head_dim,
+        tensors=tensors,
+        wrap=partial(TransformersAttention, layer=layer.layer_idx),
+        causal=True,
+        attention_dropout=layer.attn_dropout.p,
+        dropout=layer.resid_dropout.p,
+        config=layer.config,
+    )
+
+
+def _conv1d_tensors(name: str, found: Any) -> dict[str, Tensor]:
+    if type(found).__name__ != "Conv1D":
+        raise Refusal(f"its map {name} should be a Conv1D, but is a {type(found).__name__}")
+    return {f"{name}.weight": found.weight.detach().t(), f"{name}.bias": found.bias.detach()}
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "transformers.models.bert.modeling_bert.BertAttention": bert,
+    "transformers.models.roberta.modeling_roberta.RobertaAttention": bert,
+    "transformers.models.vit.modeling_vit.ViTAttention": vit,
+    "transformers.models.deit.modeling_deit.DeiTAttention": vit,
+    "transformers.models.gpt2.modeling_gpt2.GPT2Attention": gpt2,
+}

@@ -1,0 +1,265 @@
+"""Preparing text: what the stores hold, what is redone, what is counted, and what is refused."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from subquad.cli.data import data as data_app
+from subquad.cli.data import progress_text
+from subquad.data.text import encode
+from subquad.data.text.prepare import Progress, TextDataConfig, prepare_text
+from subquad.data.text.prepared import Prepared, open_prepared
+from subquad.data.text.sources import TextSource
+from subquad.data.text.stats import text_stats
+from subquad.data.tokenizers import TokenizerConfig, train_tokenizer
+from tests.data.test_sources import ENGLISH, GERMAN, write
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    return [write(tmp_path / "t.en", ENGLISH), write(tmp_path / "t.de", GERMAN)]
+
+
+def translation(files: list[str], **options) -> TextDataConfig:
+    given = {"splits": {"train": files}, "tokenizer": {"kind": "bpe", "vocab_size": 280}, **options}
+    return TextDataConfig.parse("data", given)
+
+
+def texts(prepared: Prepared, split: str, side: str) -> list[str]:
+    tokenizer, store = prepared.tokenizer(side), prepared.store(split, side)
+    return [tokenizer.decode(store[i]) for i in range(len(store))]
+
+
+def test_translation(tmp_path: Path, files) -> None:
+    seen: list[Progress] = []
+    prepared = prepare_text(translation(files), tmp_path / "out", report=seen.append)
+    kept = [0, 2, 3]  # the second has an empty side
+    assert texts(prepared, "train", "source") == [ENGLISH[i] for i in kept]
+    assert texts(prepared, "train", "target") == [GERMAN[i] for i in kept]
+    split = prepared.description["splits"]["train"]
+    assert (split["read"], split["samples"], split["skipped"]) == (4, 3, {"empty": 1, "over-long": 0})
+    assert split["inputs"][0]["size"] == Path(files[0]).stat().st_size
+    assert (seen[-1].stage, seen[-1].samples, seen[-1].bytes_read) == ("train", 4, seen[-1].bytes_total)
+    again = open_prepared(tmp_path / "out")
+    assert again.description == prepared.description
+    assert again.store("train", "source").meta["tokenizer"] == again.tokenizer("source").fingerprint()
+
+
+def test_shared_and_separate_vocabularies(tmp_path: Path, files) -> None:
+    words = {"kind": "words"}
+    shared = prepare_text(translation(files, tokenizer=words), tmp_path / "shared")
+    apart = prepare_text(translation(files, tokenizer=words, target_tokenizer=words), tmp_path / "apart")
+    assert shared.tokenizer("source").fingerprint() == shared.tokenizer("target").fingerprint()
+    assert shared.tokenizer("source").encode("Katze") != [3]
+    assert apart.tokenizer("source").encode("Katze") == [3]
+    assert apart.tokenizer("target").encode("Katze") != [3]
+
+
+def test_over_long_samples_are_counted(tmp_path: Path, files) -> None:
+    config = translation(files, tokenizer={"kind": "words"}, max_length=4, keep_empty=True)
+    prepared = prepare_text(config, tmp_path / "o")
+    assert prepared.description["splits"]["train"]["skipped"] == {"empty": 0, "over-long": 1}
+    assert prepared.store("train", "source").lengths.tolist() == [3, 0, 2]
+    with pytest.raises(ValueError, match="split train: no sample is left of 4: 1 empty, 3 over-long"):
+        prepare_text(translation(files, tokenizer={"kind": "bytes"}, max_length=1), tmp_path / "p")
+
+
+def test_language_model_keeps_empty_lines(tmp_path: Path, files) -> None:
+    options = {"task": "language-model", "splits": {"train": files[0]}, "tokenizer": {"kind": "words"}}
+    prepared = prepare_text(TextDataConfig.parse("data", options), tmp_path / "a")
+    assert texts(prepared, "train", "text") == ENGLISH
+    dropped = prepare_text(TextDataConfig.parse("data", {**options, "keep_empty": False}), tmp_path / "b")
+    assert texts(dropped, "train", "text") == [line for line in ENGLISH if line]
+
+
+def test_classification(tmp_path: Path) -> None:
+    train = write(tmp_path / "train.tsv", ["pos\tgood", "neg\tbad", "pos\tfine"])
+    valid = write(tmp_path / "valid.tsv", ["neg\tawful", "neutral\twell"])
+    options = {"task": "classification", "tokenizer": {"kind": "bytes"}}
+    prepared = prepare_text(TextDataConfig.parse("data", {**options, "splits": {"train": train}}), tmp_path / "o")
+    assert [int(prepared.store("train", "label")[i][0]) for i in range(3)] == [1, 0, 1]
+    assert prepared.tokenizer("label").size == 2
+    both = TextDataConfig.parse("data", {**options, "splits": {"train": train, "valid": valid}})
+    with pytest.raises(ValueError, match="split valid: sample 2: no class is called 'neutral'"):
+        prepare_text(both, tmp_path / "o")
+    assert open_prepared(tmp_path / "o").splits == ("train",)
+
+
+def test_processes_keep_the_order(tmp_path: Path, monkeypatch) -> None:
+    lines = [f"line {i} " + "x" * (i % 17) for i in range(5000)]
+    path = write(tmp_path / "t", lines)
+    monkeypatch.setattr(encode, "CHUNK_SAMPLES", 100)
+    options = {"task": "language-model", "splits": {"train": path}, "tokenizer": {"kind": "bpe", "vocab_size": 280}}
+    config = TextDataConfig.parse("data", options)
+    parallel = prepare_text(config, tmp_path / "two", workers=2)
+    assert texts(parallel, "train", "text") == lines
+    alone = prepare_text(config, tmp_path / "one", workers=1)
+    assert alone.store("train", "text").meta == parallel.store("train", "text").meta
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_only_what_changed_is_done_again(tmp_path: Path, files) -> None:
+    valid = [write(tmp_path / "v.en", ["cat"]), write(tmp_path / "v.de", ["Katze"])]
+    splits = {"train": files, "valid": valid}
+    out = tmp_path / "out"
+
+    def changes(**options) -> dict[str, str]:
+        return dict(prepare_text(translation(files, **{"splits": splits, **options}), out).changes)
+
+    same = {"tokenizer": "reused", "train": "reused", "valid": "reused"}
+    assert changes() == {"tokenizer": "new", "train": "new", "valid": "new"}
+    assert changes() == same
+    os.utime(valid[0], (1, 1))
+    assert changes() == same  # touched, but not changed
+    write(Path(valid[0]), ["cats"])
+    assert changes() == {**same, "valid": "input changed"}
+    assert changes(max_length=50) == {**same, "train": "options changed", "valid": "options changed"}
+    write(Path(files[0]), [*ENGLISH[:-1], "Three wolves howled and howled."])
+    again = changes(max_length=50)
+    assert again == {"tokenizer": "input changed", "train": "input and tokenizer changed", "valid": "tokenizer changed"}
+    again = changes(max_length=50, tokenizer={"kind": "bytes"})
+    assert again["train"] == again["valid"] == "tokenizer changed"
+    (out / "train.target.tokens").write_bytes(b"")
+    assert changes(max_length=50, tokenizer={"kind": "bytes"}) == {**same, "train": "its files are damaged"}
+    flip(out / "train.source.tokens")
+    with pytest.raises(ValueError, match=r"train\.source\.tokens is damaged: its checksum differs"):
+        open_prepared(out).verify()
+    assert changes(max_length=50, tokenizer={"kind": "bytes"}) == {**same, "train": "its files are damaged"}
+    text = (out / "valid.source.json").read_text()
+    (out / "valid.source.json").write_text(text.replace('"sentences": 1', '"sentences": 2'))
+    with pytest.raises(ValueError, match=r"valid\.source\.json is damaged: its content and its checksum differ"):
+        open_prepared(out).store("valid", "source")
+    (out / "data.json").write_text("{")
+    assert set(changes(max_length=50, tokenizer={"kind": "bytes"}).values()) == {"new"}
+
+
+def test_another_split_can_be_added(tmp_path: Path, files) -> None:
+    out = tmp_path / "out"
+    options = {"tokenizer": {"kind": "bytes"}}
+    prepare_text(translation(files, **options), out)
+    added = prepare_text(translation(files, splits={"test": files}, **options), out)
+    assert added.splits == ("train", "test")
+    saved = {"kind": "saved", "path": str(out / "tokenizer")}
+    changed = prepare_text(translation(files, splits={"test": files}, tokenizer=saved), out)
+    assert changed.splits == ("train", "test")  # the same tokenizer by another name
+    saved = {"kind": "saved", "path": saved_words(tmp_path)}
+    other = prepare_text(translation(files, splits={"test": files}, tokenizer=saved), out)
+    assert other.splits == ("test",)
+    assert other.changes["train"].startswith("removed")
+    assert not (out / "train.source.tokens").exists()
+
+
+def saved_words(tmp_path: Path) -> str:
+    train_tokenizer(TokenizerConfig(kind="words"), ENGLISH + GERMAN).save(tmp_path / "words")
+    return str(tmp_path / "words")
+
+
+def test_an_interrupted_preparation_is_noticed(tmp_path: Path, files) -> None:
+    """A new tokenizer beside old tokens must not be read as if they belonged together."""
+    out = tmp_path / "out"
+    prepare_text(translation(files), out)
+    prepared = open_prepared(out)
+    prepare_text(translation(files, tokenizer={"kind": "bytes"}), out)
+    with pytest.raises(ValueError, match="prepare the data again"):
+        prepared.tokenizer("source")
+    with pytest.raises(ValueError, match="prepare the data again"):
+        prepared.store("train", "source")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splits": {"valid": "x"}}, "trained on the split `train`"),
+        ({"splits": {}}, "splits"),
+        ({"splits": {"../x": "x"}}, "named by letters"),
+        ({"task": "language-model", "target_tokenizer": {"kind": "bytes"}}, "is for translation"),
+        ({"tokenizer": {"kind": "bytes", "vocab_size": 9}}, "takes no vocab_size"),
+        ({"max_length": 0}, "max_length"),
+        ({"tokeniser": {}}, "did you mean 'tokenizer'"),
+        ({"splits": {"train": {"file": "x"}}}, "did you mean 'files'"),
+    ],
+)
+def test_wrong_options(options, message) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        TextDataConfig.parse("data", {"splits": {"train": "x"}, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_hold_something_else(tmp_path: Path, files) -> None:
+    with pytest.raises(ValueError, match="no prepared data"):
+        open_prepared(tmp_path)
+    prepared = prepare_text(translation(files), tmp_path / "out")
+    other = TextDataConfig(task="language-model", splits={"train": TextSource(files=(files[0],))})
+    with pytest.raises(ValueError, match="holds data for translation"):
+        prepare_text(other, tmp_path / "out")
+    with pytest.raises(ValueError, match="no split 'tain'; did you mean 'train'"):
+        prepared.store("tain", "source")
+    with pytest.raises(ValueError, match="at least 1"):
+        prepare_text(translation(files), tmp_path / "out", workers=0)
+
+
+# ---------------------------------------------------------------------- statistics and the command line
+
+
+def test_statistics(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", ["a b a", "", "a <unk>", "c " * 97])
+    options = {"task": "language-model", "splits": {"train": path}, "tokenizer": {"kind": "words", "vocab_size": 6}}
+    found = text_stats(prepare_text(TextDataConfig.parse("data", options), tmp_path / "out"), most=2)
+    side = found["splits"]["train"]["sides"]["text"]
+    assert (side["samples"], side["tokens"], side["empty"]) == (4, 102, 1)
+    assert side["length"] == {"min": 0, "mean": 25.5, "median": 2, "p90": 97, "p95": 97, "p99": 97, "max": 97}
+    assert (side["unknown"], side["unknown_rate"]) == (2, 2 / 102)
+    assert [(item["symbol"], item["count"]) for item in side["most_frequent"]] == [("c", 97), ("a", 3)]
+    assert found["vocabularies"]["text"] == {"kind": "words", "size": 6}
+
+
+app = typer.Typer()
+app.add_typer(data_app, name="data")
+
+
+def call(*words: str | Path) -> str:
+    result = CliRunner().invoke(app, ["data", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_commands(tmp_path: Path, files) -> None:
+    pair = ["--train", files[0], "--train", files[1], "--vocab-size", "280"]
+    printed = call("prepare", tmp_path / "out", *pair)
+    assert "train        3" in printed
+    assert "1 empty" in printed
+    assert "tokenizer: 280 symbols (new)" in printed
+    fewer = call("prepare", tmp_path / "fewer", *pair[:4], "--tokenizer", "words", "--vocab-size", "8000")
+    assert re.search(r"tokenizer: \d+ symbols of 8,000 asked for: the text has no more \(new\)", fewer)
+    assert json.loads(call("prepare", tmp_path / "out", *pair, "--json"))["changes"]["train"] == "reused"
+    printed = call("stats", tmp_path / "out", "--verify")
+    assert "4 samples read, skipped: 1 empty" in printed
+    assert "source" in printed
+    stats = json.loads(call("stats", tmp_path / "out", "--json"))
+    assert stats["splits"]["train"]["sides"]["target"]["samples"] == 3
+
+
+def test_prepare_from_yaml(tmp_path: Path, files) -> None:
+    path = tmp_path / "data.yaml"
+    path.write_text(f"task: language-model\nsplits:\n  train: {files[0]}\ntokenizer:\n  kind: words\n")
+    made = json.loads(call("prepare", tmp_path / "out", "--config", path, "--tokenizer", "bytes", "--json"))
+    assert made["tokenizers"]["tokenizer"]["size"] == 260
+    with pytest.raises(ValueError, match="nothing to prepare"):
+        call("prepare", tmp_path / "out")
+    with pytest.raises(ValueError, match="there is no file of options"):
+        call("prepare", tmp_path / "out", "--config", tmp_path / "none.yaml")
+
+
+def test_progress_text() -> None:
+    text = progress_text(Progress("train", 1000, 20_000, 25, 100, 2.0))
+    assert text == "train: 1,000 samples, 20,000 tokens, 500 samples/s, 25 %, 6 s left"
