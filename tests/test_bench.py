@@ -14,7 +14,7 @@ from subquad.compare.bench import Plan, report, run
 from subquad.compare.checks import LONGEST_CHECK
 from subquad.compare.profiling import interleaved_seconds, peak_bytes
 from subquad.environment import cpu_model
-from subquad.mixers import Capabilities, Mixer, MixerConfig, State, available, mixer_class, registry
+from subquad.mixers import Capabilities, Mixer, State, available, mixer_class, registry
 from subquad.mixers.state import advanced, fresh_lengths
 
 CPU = torch.device("cpu")
@@ -196,12 +196,10 @@ class Broken(Mixer):
     """Adds an error of the kind that a test chooses to a mixer that would be right."""
 
     name = "broken"
-    Config = MixerConfig
     capabilities = Capabilities(causal=True, cross=False, grid=False, state="nothing, O(1)")
     kind = ""
 
-    def __init__(self, config: MixerConfig | None = None, /, **options) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
         self.linear = nn.Linear(self.config.dim, self.config.dim)
 
     def mix(self, x, layout):

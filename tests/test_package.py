@@ -66,14 +66,11 @@ Citation: none.
 
 import torch
 
-from subquad.mixers.base import Capabilities, Mixer
-from subquad.mixers.registry import register
-from subquad.mixers.base import MixerConfig
+from subquad.mixers import Capabilities, Mixer, register
 
 
 @register("runningmean")
 class RunningMean(Mixer):
-    Config = MixerConfig
     capabilities = Capabilities(causal=True, cross=False, grid=False, state="none")
 
     def mix(self, x, layout):

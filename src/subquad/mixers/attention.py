@@ -1,6 +1,7 @@
 """What the mechanisms built on queries, keys and values share: projections into heads and back."""
 
 import math
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,16 +35,16 @@ class AttentionConfig(MixerConfig):
             raise ValueError(f"rotary positions turn pairs of channels; a head of {self.head_width} has an odd number")
 
 
-class AttentionMixer(Mixer):
+AttentionConfigT = TypeVar("AttentionConfigT", bound=AttentionConfig)
+
+
+class AttentionMixer(Mixer[AttentionConfigT]):
     """Projects x to q, k, v of shape (batch, heads, time, d), and mixed heads back to (batch, time, C).
 
     One linear map holds [q | k | v], each `heads` contiguous groups of d channels.
     """
 
-    config: AttentionConfig
-
-    def __init__(self, config: AttentionConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
         config = self.config
         self.scale = config.head_width**-0.5
         self.inner = config.heads * config.head_width

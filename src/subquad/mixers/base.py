@@ -5,6 +5,7 @@ with `@register` (see registry.py). The base class checks inputs, refuses what a
 into right padding, splits streams into steps and caches cross-attention contexts, so that a mechanism only writes its
 mathematics:
 
+    setup                       parameters and submodules                       every mechanism that has some
     mix(x, layout)              the parallel form                               every mechanism
     new_state, step             the streaming form                              causal mechanisms
     remember, recall            what is kept of a context, and how it is read   mechanisms with cross-attention
@@ -12,7 +13,7 @@ mathematics:
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
 import torch
 from pydantic import Field
@@ -41,6 +42,9 @@ class MixerConfig(Options):
             raise ValueError(f"{self.heads} heads do not divide {channels} channels; {near} heads would")
 
 
+ConfigT = TypeVar("ConfigT", bound=MixerConfig)
+
+
 class MixerOutput(NamedTuple):
     """Result of a mixer: y (batch, time, channels); the state to pass next, when streaming; aux (batch,) or None."""
 
@@ -64,11 +68,15 @@ class Capabilities:
     bidirectional: bool = True
 
 
-class Mixer(nn.Module):
-    """Mixes tokens: (batch, time, channels) -> the same shape. See the module docstring for what a subclass writes."""
+class Mixer(nn.Module, Generic[ConfigT]):
+    """Mixes tokens: (batch, time, channels) -> the same shape. See the module docstring for what a subclass writes.
+
+    `class EVA(Mixer[EVAConfig])` says that the options of a mechanism are an EVAConfig: so is `self.config`, and
+    `EVA.Config` is that class.
+    """
 
     name: ClassVar[str]
-    Config: ClassVar[type[MixerConfig]]
+    Config: ClassVar[type[MixerConfig]] = MixerConfig
     capabilities: ClassVar[Capabilities]
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     """Small option sets (without dim and heads) that together exercise the mechanism; the test suite runs them all."""
@@ -76,15 +84,27 @@ class Mixer(nn.Module):
     max_step: int | None = None
     """Longest chunk that `step` takes at once; the base class splits longer ones. None: any."""
 
-    config: Any
+    config: ConfigT
 
-    def __init__(self, config: MixerConfig | None = None, /, **options: Any) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            for argument in get_args(base):
+                found = argument.__bound__ if isinstance(argument, TypeVar) else argument
+                if isinstance(found, type) and issubclass(found, MixerConfig):
+                    cls.Config = found
+
+    def __init__(self, config: ConfigT | None = None, /, **options: Any) -> None:
         super().__init__()
-        self.config = config if config is not None else self.Config.parse(self.name, options)
+        self.config = config if config is not None else self.Config.parse(self.name, options)  # type: ignore[assignment]
         if self.config.causal:
             refuse(self.name, "causal")
+        self.setup()
 
     # ------------------------------------------------------------------ what a mechanism writes
+
+    def setup(self) -> None:
+        """Creates the parameters and submodules that `self.config` asks for."""
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
         """y (batch, time, channels) and aux (batch,) or None. Values of y at positions that are not tokens are free."""

@@ -32,8 +32,7 @@ class DynamicConvConfig(ShortConvConfig):
 
 
 @register("dynamicconv")
-class DynamicConv(ShortConvMixer):
-    Config = DynamicConvConfig
+class DynamicConv(ShortConvMixer[DynamicConvConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=False, state="last K-1 inputs, O(1)")
     examples = (
         {},
@@ -43,10 +42,8 @@ class DynamicConv(ShortConvMixer):
         {"kernel_size": 5, "projected": False, "glu": False},
     )
 
-    config: DynamicConvConfig
-
-    def __init__(self, config: DynamicConvConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         config = self.config
         self.tap_map = nn.Linear(config.width, config.heads * config.kernel_size, bias=config.tap_bias)
 

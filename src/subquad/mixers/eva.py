@@ -89,8 +89,7 @@ class EVAState(WindowState):
 
 
 @register("eva")
-class EVA(WindowMixer):
-    Config = EVAConfig
+class EVA(WindowMixer[EVAConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries")
     examples = (
         {"window": 4, "landmarks": 3},
@@ -102,10 +101,8 @@ class EVA(WindowMixer):
         {"window": 4, "chunk_size": 2, "rotary": True},
     )
 
-    config: EVAConfig
-
-    def __init__(self, config: EVAConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         config = self.config
         norm = config.adaptive != "linear"
         self.k_map = HeadMap(config.head_width, norm)

@@ -71,8 +71,7 @@ class Sampling(NamedTuple):
 
 
 @register("lara")
-class LARA(AttentionMixer):
-    Config = LARAConfig
+class LARA(AttentionMixer[LARAConfig]):
     capabilities = Capabilities(causal=False, cross=False, grid=True, state="none")
     examples = (
         {"landmarks": 4},
@@ -82,10 +81,8 @@ class LARA(AttentionMixer):
         {"landmarks": 9, "weights": "biased", "proposal": "plain-pool", "mixing": "values"},
     )
 
-    config: LARAConfig
-
-    def __init__(self, config: LARAConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         self.q_map: HeadMap | None = None
         self.k_map: HeadMap | None = None
         if self.config.proposal != "plain-pool":

@@ -24,8 +24,7 @@ class LightConvConfig(ShortConvConfig):
 
 
 @register("lightconv")
-class LightConv(ShortConvMixer):
-    Config = LightConvConfig
+class LightConv(ShortConvMixer[LightConvConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=False, state="last K-1 inputs, O(1)")
     examples = (
         {},
@@ -34,10 +33,8 @@ class LightConv(ShortConvMixer):
         {"kernel_size": 5, "projected": False, "glu": False},
     )
 
-    config: LightConvConfig
-
-    def __init__(self, config: LightConvConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         # drawn as (H, 1, K), the shape of a grouped filter, which sets the bound of the uniform distribution
         drawn = nn.init.xavier_uniform_(torch.empty(self.config.heads, 1, self.config.kernel_size))
         self.filters = nn.Parameter(drawn.squeeze(1))

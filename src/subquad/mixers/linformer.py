@@ -59,8 +59,7 @@ class LinformerContext(CrossState):
 
 
 @register("linformer")
-class Linformer(SoftmaxHeads):
-    Config = LinformerConfig
+class Linformer(SoftmaxHeads[LinformerConfig]):
     capabilities = Capabilities(causal=False, cross=True, grid=False, state="none (cross: projected context)")
     examples = (
         {},
@@ -70,11 +69,10 @@ class Linformer(SoftmaxHeads):
         {"slots": 3, "order": "project-first", "qkv_bias": False, "out_projection": False},
     )
 
-    config: LinformerConfig
     compress_v: nn.Parameter | None
 
-    def __init__(self, config: LinformerConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         config = self.config
         self.owner: list[Linformer] = []  # in a list: the layer whose matrices these are registers them, we do not
         heads = (config.heads,) if config.per_head else ()

@@ -26,8 +26,7 @@ class LocalConfig(WindowConfig):
 
 
 @register("local")
-class Local(WindowMixer):
-    Config = LocalConfig
+class Local(WindowMixer[LocalConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="one window, O(1)")
     examples = (
         {"window": 4},
@@ -37,10 +36,8 @@ class Local(WindowMixer):
         {"window": 4, "rotary": True},
     )
 
-    config: LocalConfig
-
-    def __init__(self, config: LocalConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         self.max_step = self.config.window
 
     def window_on(self, space: tuple[int, ...]) -> int:

@@ -99,8 +99,7 @@ class Sums(NamedTuple):
 
 
 @register("performer")
-class Performer(AttentionMixer):
-    Config = PerformerConfig
+class Performer(AttentionMixer[PerformerConfig]):
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)")
     examples = (
         {"features": 8},
@@ -114,10 +113,8 @@ class Performer(AttentionMixer):
         {"features": 8, "rotary": True},
     )
 
-    config: PerformerConfig
-
-    def __init__(self, config: PerformerConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         config = self.config
         sizes = config.heads, config.features, config.head_width
         self.feature_map = FEATURE_MAPS[config.feature_map](*sizes)

@@ -75,8 +75,7 @@ class Scores(NamedTuple):
 
 
 @register("primal")
-class Primal(Mixer):
-    Config = PrimalConfig
+class Primal(Mixer[PrimalConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=False, state="running sums, O(1)")
     examples = (
         {},
@@ -86,10 +85,7 @@ class Primal(Mixer):
         {"rank": 1, "max_length": 1},
     )
 
-    config: PrimalConfig
-
-    def __init__(self, config: PrimalConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
         config = self.config
         dim, heads = config.dim, config.heads
         rows = dim // heads if config.causal else config.samples

@@ -34,12 +34,9 @@ class RAConfig(AttentionConfig):
 
 
 @register("ra")
-class RA(AttentionMixer):
-    Config = RAConfig
+class RA(AttentionMixer[RAConfig]):
     capabilities = Capabilities(causal=False, cross=False, grid=False, state="none", linear=False)
     examples = ({"proposal": "mean"}, {"proposal": "softmax"})
-
-    config: RAConfig
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         q, k, v = (at_least_float32(t) for t in self.project(x))

@@ -35,8 +35,7 @@ class ScatterBrainConfig(WindowConfig):
 
 
 @register("scatterbrain")
-class ScatterBrain(WindowMixer):
-    Config = ScatterBrainConfig
+class ScatterBrain(WindowMixer[ScatterBrainConfig]):
     capabilities = Capabilities(causal=False, cross=False, grid=True, state="none")
     examples = (
         {"window": 4, "features": 8},
@@ -44,10 +43,8 @@ class ScatterBrain(WindowMixer):
         {"window": 5, "features": 8, "projection": "learnable"},
     )
 
-    config: ScatterBrainConfig
-
-    def __init__(self, config: ScatterBrainConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         config = self.config
         self.projection = Projection(config.heads, config.features, config.head_width, config.projection)
 

@@ -8,7 +8,7 @@ says so.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -79,13 +79,13 @@ class ShortConvState(State):
         return extended
 
 
-class ShortConvMixer(Mixer):
+ShortConvConfigT = TypeVar("ShortConvConfigT", bound=ShortConvConfig)
+
+
+class ShortConvMixer(Mixer[ShortConvConfigT]):
     """The block; a mechanism says where the taps come from."""
 
-    config: ShortConvConfig
-
-    def __init__(self, config: ShortConvConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
         config = self.config
         self.in_proj: nn.Linear | None = None
         self.out_proj: nn.Linear | None = None

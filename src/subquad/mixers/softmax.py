@@ -10,6 +10,7 @@ Citation: Vaswani et al., "Attention is all you need", NeurIPS 2017.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -64,10 +65,11 @@ class SoftmaxContext(CrossState):
     padded: bool
 
 
-class SoftmaxHeads(AttentionMixer):
-    """Softmax over keys, exact or compressed, with heads of any width."""
+SoftmaxConfigT = TypeVar("SoftmaxConfigT", bound=SoftmaxConfig)
 
-    config: SoftmaxConfig
+
+class SoftmaxHeads(AttentionMixer[SoftmaxConfigT]):
+    """Softmax over keys, exact or compressed, with heads of any width."""
 
     def output_map(self) -> nn.Module:
         if not self.config.out_projection:
@@ -91,8 +93,7 @@ def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> 
 
 
 @register("softmax")
-class Softmax(SoftmaxHeads):
-    Config = SoftmaxConfig
+class Softmax(SoftmaxHeads[SoftmaxConfig]):
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="keys and values, O(T)", linear=False)
     examples = ({}, {"head_dim": 3}, {"qkv_bias": False, "out_projection": False}, {"rotary": True})
 

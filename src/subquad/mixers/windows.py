@@ -8,7 +8,7 @@ row by row, and so are the cells inside a window.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -196,14 +196,16 @@ class WindowState(State):
     v: Tensor
 
 
-class WindowMixer(AttentionMixer):
+WindowConfigT = TypeVar("WindowConfigT", bound=WindowConfig)
+
+
+class WindowMixer(AttentionMixer[WindowConfigT]):
     """Queries in windows with the keys that they reach."""
 
-    config: WindowConfig
     t5_heads_shared = False
 
-    def __init__(self, config: WindowConfig | None = None, /, **options: object) -> None:
-        super().__init__(config, **options)
+    def setup(self) -> None:
+        super().setup()
         config = self.config
         self.reach = before, after = config.reach
         axes = config.dims or 1
