@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad.mixers import Mixer, available, build, mixer_class, register
-from tests.mixer_cases import DIM, HEADS, Case, tokens
+from tests.mixer_cases import CROSS, DIM, EVERY, HEADS, STREAMING, Case, tokens
 
 NAMES = available()
 CAN = {name: mixer_class(name).capabilities for name in NAMES}
@@ -93,6 +93,50 @@ def test_states_of_another_batch(name: str) -> None:
             mixer(tokens(2, 6, 0), state=mixer.init_state(3))
         with pytest.raises(ValueError, match="at least 1"):
             mixer.init_state(0)
+
+
+@pytest.mark.parametrize("case", STREAMING, ids=str)
+def test_states_of_another_mechanism(case: Case) -> None:
+    mixer, x = case.build(), tokens(2, 6, 0)
+    own = type(mixer.init_state(2))
+    for other in {other.name: other for other in STREAMING}.values():
+        state = other.build().init_state(2)
+        if type(state) is not own:
+            with pytest.raises(ValueError, match=f"{case.name}: the state is a {type(state).__name__}, which belongs"):
+                mixer(x, state=state)
+
+
+@pytest.mark.parametrize("case", CROSS, ids=str)
+def test_contexts_of_another_mechanism(case: Case) -> None:
+    mixer, x = case.build(), tokens(2, 6, 0)
+    own = type(mixer(x, context=x, state=mixer.init_state(2)).state)
+    for other in {other.name: other for other in CROSS}.values():
+        reader = other.build()
+        state = reader(x, context=x, state=reader.init_state(2)).state
+        if type(state) is not own:
+            with pytest.raises(ValueError, match=f"{case.name}: the state is a {type(state).__name__}, which belongs"):
+                mixer(x, state=state)
+
+
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_inputs_of_another_precision(case: Case) -> None:
+    mixer, x = case.build(), tokens(2, 6, 0)
+    for wrong in (torch.float64, torch.bfloat16, torch.int64):
+        with pytest.raises(ValueError, match=f"{case.name}: x is {wrong}, the parameters are torch.float32; convert"):
+            mixer(x.to(wrong))
+    with torch.autocast("cpu", torch.bfloat16):  # which converts them itself
+        assert mixer(x.bfloat16()).y.isfinite().all()
+
+
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_a_batch_of_nothing_gives_nothing(case: Case) -> None:
+    mixer = case.build()
+    for padding in (None, torch.zeros(0, 12, dtype=torch.bool)):
+        x = torch.zeros(0, 12, DIM, requires_grad=True)
+        y = mixer(x, padding=padding).y
+        y.sum().backward()
+        assert y.shape == x.shape
+        assert x.grad is not None
 
 
 def test_windows_and_grids_that_do_not_go_together() -> None:

@@ -84,6 +84,11 @@ class Mixer(nn.Module, Generic[ConfigT]):
     max_step: int | None = None
     """Longest chunk that `step` takes at once; the base class splits longer ones. None: any."""
 
+    state_type: ClassVar[type[State]] = State
+    """What `new_state` returns: a state of another type is refused."""
+    context_type: ClassVar[type[CrossState]] = CrossState
+    """What `remember` returns, likewise."""
+
     config: ConfigT
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -164,14 +169,15 @@ class Mixer(nn.Module, Generic[ConfigT]):
         self, batch: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> State:
         """The state to begin streaming with: self-attention over a causal stream, or cross-attention to a context
-        that the first call brings. Device and dtype default to the parameters'."""
+        that the first call brings. Device and dtype default to the parameters'; inside autocast the dtype defaults to
+        autocast's, in which projections are computed."""
         if batch < 1:
             raise ValueError(f"{self.name}: a state needs a batch of at least 1 (got {batch})")
         like = next(self.parameters(), torch.empty(0))
         device = torch.device(device) if device is not None else like.device
         reason = self.why_no_streaming()
         if reason is None:
-            return self.new_state(batch, device, dtype or like.dtype)
+            return self.new_state(batch, device, dtype or _autocast_dtype(like.dtype, device))
         if self.why_no_cross() is None:
             return State(fresh_lengths(batch, device))
         raise ValueError(f"{reason}. {who_can('state')}")
@@ -230,7 +236,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
         reason = self.why_no_streaming()
         if reason is not None:
             raise ValueError(f"{reason}. {who_can('state')}")
-        self._check_state(x, state)
+        self._check_state(x, state, self.state_type)
         right = RightPadding(padding) if padding is not None else None
         done, outputs = 0, []
         given = right.pack(x) if right else x
@@ -255,7 +261,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
         if reason is not None:
             raise ValueError(f"{reason}. {who_can('cross')}")
         if isinstance(state, CrossState):
-            self._check_state(x, state)
+            self._check_state(x, state, self.context_type)
             memory = state
         else:
             assert context is not None
@@ -276,6 +282,12 @@ class Mixer(nn.Module, Generic[ConfigT]):
             raise ValueError(f"{self.name}: {what} must be (batch, time, {dim}), got {tuple(x.shape)}")
         if x.shape[1] == 0:
             raise ValueError(f"{self.name}: {what} is an empty sequence; give at least one position")
+        dtype = self._weight_dtype()
+        if x.dtype != dtype and dtype is not None and not _is_autocast(x.device):
+            raise ValueError(
+                f"{self.name}: {what} is {x.dtype}, the parameters are {dtype}; convert {what} or the mixer, or use "
+                "torch.autocast"
+            )
         if padding is None:
             return
         if padding.dtype != torch.bool:
@@ -283,7 +295,20 @@ class Mixer(nn.Module, Generic[ConfigT]):
         if padding.shape != x.shape[:2]:
             raise ValueError(f"{self.name}: padding of {what} must be {tuple(x.shape[:2])}, got {tuple(padding.shape)}")
 
-    def _check_state(self, x: Tensor, state: State) -> None:
+    def _weight_dtype(self) -> torch.dtype | None:
+        """The precision of the parameters, None if there are none. Each call asks, and `parameters()` takes longer."""
+        for module in (self, *self._modules.values()):
+            for parameter in module._parameters.values() if module is not None else ():
+                if parameter is not None:
+                    return parameter.dtype if parameter.is_floating_point() else None
+        return None
+
+    def _check_state(self, x: Tensor, state: State, expected: type[State]) -> None:
+        if type(state) is not expected and expected not in (State, CrossState):
+            raise ValueError(
+                f"{self.name}: the state is a {type(state).__name__}, which belongs to another mechanism; begin with "
+                f"`init_state` of this mixer, which needs a {expected.__name__}"
+            )
         if state.lengths.shape[0] != x.shape[0]:
             raise ValueError(f"{self.name}: the state holds {state.lengths.shape[0]} rows, x has {x.shape[0]}")
 
@@ -298,6 +323,15 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def full_precision(x: Tensor) -> AbstractContextManager[Any]:
     """A block in which autocast does not lower the precision of what was raised by `at_least_float32`."""
-    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
-    return nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if _is_autocast(x.device) else nullcontext()
+
+
+def _is_autocast(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def _autocast_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The precision of products of tensors of `dtype`: autocast's where it is on, which leaves float64 alone."""
+    if dtype == torch.float64 or not _is_autocast(device):
+        return dtype
+    return torch.get_autocast_dtype(device.type)

@@ -91,6 +91,7 @@ class EVAState(WindowState):
 @register("eva")
 class EVA(WindowMixer[EVAConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries")
+    state_type = EVAState
     examples = (
         {"window": 4, "landmarks": 3},
         {"window": 4, "landmarks": 3, "overlap": True, "adaptive": "linear"},
@@ -156,7 +157,7 @@ class EVA(WindowMixer[EVAConfig]):
             return uncover(self.finish(y), covered, space), None
         q, k, v, mask = self.in_windows(*qkv, covered, tokens)
         near = self.window_logits(q, k, mask)
-        far = self._chunk_logits(q.flatten(2, 3), chunk_k, self._visible(chunks, near)).view(*near.shape[:4], -1)
+        far = self._chunk_logits(q.flatten(2, 3), chunk_k, self._visible(chunks, near)).unflatten(2, near.shape[2:4])
         a_near, a_far = self._attend(near, far, v.dtype)
         y = a_near @ v + (a_far.flatten(2, 3) @ chunk_v).view_as(q)
         return uncover(self.merge(merge_windows(y, config.window, covered)), covered, space), None

@@ -61,6 +61,7 @@ class LinformerContext(CrossState):
 @register("linformer")
 class Linformer(SoftmaxHeads[LinformerConfig]):
     capabilities = Capabilities(causal=False, cross=True, grid=False, state="none (cross: projected context)")
+    context_type = LinformerContext
     examples = (
         {},
         {"slots": 5, "share_kv": True, "frozen": True},

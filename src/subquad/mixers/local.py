@@ -28,6 +28,7 @@ class LocalConfig(WindowConfig):
 @register("local")
 class Local(WindowMixer[LocalConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="one window, O(1)")
+    state_type = WindowState
     examples = (
         {"window": 4},
         {"window": 5, "overlap": True},

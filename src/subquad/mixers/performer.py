@@ -101,6 +101,7 @@ class Sums(NamedTuple):
 @register("performer")
 class Performer(AttentionMixer[PerformerConfig]):
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)")
+    state_type, context_type = PerformerState, PerformerContext
     examples = (
         {"features": 8},
         {"features": 6, "feature_map": "relu", "projection": "learnable"},
@@ -274,7 +275,9 @@ class Performer(AttentionMixer[PerformerConfig]):
     def _check_length(self, lengths: Tensor | int) -> None:
         """Beyond max_length cosines would turn negative. Compiled code cannot look into tensors, only at ints."""
         limit = self.config.max_length
-        if not self.config.cosine or limit is None or (isinstance(lengths, Tensor) and torch.compiler.is_compiling()):
+        if not self.config.cosine or limit is None:
+            return
+        if isinstance(lengths, Tensor) and (torch.compiler.is_compiling() or not lengths.numel()):
             return
         longest = int(lengths.max()) if isinstance(lengths, Tensor) else lengths
         if longest > limit:

@@ -77,6 +77,7 @@ class Scores(NamedTuple):
 @register("primal")
 class Primal(Mixer[PrimalConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=False, state="running sums, O(1)")
+    state_type = PrimalState
     examples = (
         {},
         {"rank": 3, "rank_multiple": 2, "qk_bias": False},

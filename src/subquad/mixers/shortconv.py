@@ -85,6 +85,8 @@ ShortConvConfigT = TypeVar("ShortConvConfigT", bound=ShortConvConfig)
 class ShortConvMixer(Mixer[ShortConvConfigT]):
     """The block; a mechanism says where the taps come from."""
 
+    state_type = ShortConvState
+
     def setup(self) -> None:
         config = self.config
         self.in_proj: nn.Linear | None = None
