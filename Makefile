@@ -1,4 +1,4 @@
-# `make demo` and `make test` set everything up by themselves; they need Python 3.11 or newer and a package registry.
+# Every target sets up .venv by itself; that needs Python 3.11 or newer and a package registry. `make` lists the targets.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,47 +7,46 @@ INSTALLED := $(VENV)/.installed
 # One torch thread per test process: processes that each start a thread per core slow one another down.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test nightly lint format docs bench bench-decode bench-tables clean torture
+.DEFAULT_GOAL := help
+.PHONY: help demo test nightly lint format docs bench bench-decode bench-tables torture clean
 
-demo: $(INSTALLED)
+help: ## Lists the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(INSTALLED) ## Compares three mechanisms on images of digits: a table, and a page that opens offline.
 	$(BIN)/subquad demo
 
-test: $(INSTALLED)
+test: $(INSTALLED) ## Runs the test suite without what is marked nightly.
 	$(PYTEST) -m "not nightly"
 
-nightly: $(INSTALLED)
+nightly: $(INSTALLED) ## Runs the slow tests.
 	$(PYTEST) -m nightly
 
-lint: $(INSTALLED)
+lint: $(INSTALLED) ## Checks style, formatting and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: $(INSTALLED) ## Repairs style and formatting where ruff can.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The generated parts of README.md and docs/ and the figures, then the site in site/, offline; tests fail while they are out of date.
-docs: $(INSTALLED)
-	$(BIN)/subquad docs
+docs: $(INSTALLED) ## Writes the generated parts of README.md and docs/ and the figures, and builds the site in site/, offline.
+	$(BIN)/python -m tools.docs
 	$(BIN)/python docs/figures/draw.py
 	$(BIN)/mkdocs build --strict
 
-# The figures of docs/performance.md: half an hour on an idle machine. One part: make bench ONLY="--only conv"
-bench: $(INSTALLED)
-	$(BIN)/python benchmarks/mechanisms.py $(ONLY) --json docs/performance.json --plot docs/performance.svg \
+bench: $(INSTALLED) ## Measures docs/performance.md, in half an hour on an idle machine. One part: ONLY="--only conv".
+	$(BIN)/python -m benchmarks.mechanisms $(ONLY) --json docs/performance.json --plot docs/performance.svg \
 	  --write-docs docs/performance.md
 
-# The figures of docs/decoding.md: some minutes on an idle machine. A trained run too: make bench-decode ONLY="--run RUN ..."
-bench-decode: $(INSTALLED)
-	$(BIN)/python benchmarks/decode.py $(ONLY) --json docs/decoding.json --write-docs docs/decoding.md
+bench-decode: $(INSTALLED) ## Measures docs/decoding.md on an idle machine. A trained run too: ONLY="--run RUN ...".
+	$(BIN)/python -m benchmarks.decode $(ONLY) --json docs/decoding.json --write-docs docs/decoding.md
 
-# The figures of docs/efficiency.md, on an idle machine. One part: make bench-tables ONLY="--only linformer"
-bench-tables: $(INSTALLED)
-	$(BIN)/python benchmarks/tables.py $(ONLY) --json docs/efficiency.json --write-docs docs/efficiency.md
+bench-tables: $(INSTALLED) ## Measures docs/efficiency.md on an idle machine. One part: ONLY="--only linformer".
+	$(BIN)/python -m benchmarks.tables $(ONLY) --json docs/efficiency.json --write-docs docs/efficiency.md
 
-# The figures of docs/reliability.md and docs/scale.md: takes long. One part: make torture ONLY="--only damage"
-torture: $(INSTALLED)
+torture: $(INSTALLED) ## Tries docs/reliability.md and docs/scale.md, which takes long. One part: ONLY="--only damage".
 	$(BIN)/python -m torture $(ONLY) --json docs/reliability.json --write-docs docs/reliability.md \
 	  --write-docs docs/scale.md
 
@@ -56,5 +55,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --editable '.[dev]' --constraint constraints.txt
 	touch $@
 
-clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Removes .venv and everything that was built.
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from formulations import band, by_heads, depthwise, exact, ours, ours_from_logits, unfold
-from measured import Effort, Result, expect_close, milliseconds, side_by_side
 from torch import Tensor
 
+from benchmarks.formulations import band, by_heads, depthwise, exact, ours, ours_from_logits, unfold
+from benchmarks.measured import Effort, Result, expect_close, milliseconds, side_by_side
 from subquad.compare.checks import CheckFailedError
 from subquad.compare.profiling import Work, peak_bytes
 

@@ -1,7 +1,7 @@
 """Speed of decoding, one token after the other, against its targets; every ratio is of times of one run.
 
-    python benchmarks/decode.py --json docs/decoding.json           all parts that need no data
-    python benchmarks/decode.py --only language --quick             one part, at toy sizes: shows that it works
+    python -m benchmarks.decode --json docs/decoding.json           all parts that need no data
+    python -m benchmarks.decode --only language --quick             one part, at toy sizes: shows that it works
 
 Parts: translation (beam search with streaming states against the same search without), language (greedy, one text at a
 time, against what memory allows; weights of a byte), growth (time and memory of a token by position), and with
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from measured import MEGABYTE, QUICK, Effort, Result, machine_facts, measuring_parser, side_by_side
-from page import described, filled, missed, numeric_columns, table
 from torch import Tensor
 
+from benchmarks.measured import MEGABYTE, QUICK, Effort, Result, machine_facts, measuring_parser, side_by_side
+from benchmarks.page import described, filled, missed, numeric_columns, table
 from subquad.allocator import set_up_command
 from subquad.cli.output import print_table
 from subquad.compare.checks import relative_distance

@@ -1,7 +1,7 @@
 """Speed and memory of the mechanisms against their targets, every comparison side by side in one run.
 
-    python benchmarks/mechanisms.py                          all parts, as tables
-    python benchmarks/mechanisms.py --only conv --quick      one part, at toy sizes: shows that it works, nothing else
+    python -m benchmarks.mechanisms                          all parts, as tables
+    python -m benchmarks.mechanisms --only conv --quick      one part, at toy sizes: shows that it works, nothing else
 
 Parts: conv (the two convolutions against other formulations), mechanisms (each against its own projections, and peak
 memory), short (against softmax attention at short lengths), growth (from 1,024 to 65,536 tokens).
@@ -18,13 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import convolutions
 import torch
-import whole
-from measured import QUICK, Effort, Result, machine_facts, measuring_parser
-from page import described, filled, missed, numeric_columns, table
-from plot import draw
 
+from benchmarks import convolutions, whole
+from benchmarks.measured import QUICK, Effort, Result, machine_facts, measuring_parser
+from benchmarks.page import described, filled, missed, numeric_columns, table
+from benchmarks.plot import draw
 from subquad.allocator import set_up_command
 from subquad.cli.output import print_table
 

@@ -1,7 +1,7 @@
 """The efficiency tables of the original programs, measured on this machine; every ratio is of times of one run.
 
-    python benchmarks/tables.py --json docs/efficiency.json --write-docs docs/efficiency.md     all four
-    python benchmarks/tables.py --only linformer --quick                one, at toy sizes: shows that it works
+    python -m benchmarks.tables --json docs/efficiency.json --write-docs docs/efficiency.md     all four
+    python -m benchmarks.tables --only linformer --quick                one, at toy sizes: shows that it works
 
 Parts: linformer (k = 32, 64, 128 against exact attention, the encoder alone and the whole model), primal (a language
 model with 5 + 1 layers), attention (EVA, LARA, performer, local and softmax attention by length), convolution
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measured import machine_facts, measuring_parser
-from studies import STUDIES, Study
-from tables_page import HEADERS, NUMERIC, PART_NAMES, page, rows
 
+from benchmarks.measured import machine_facts, measuring_parser
+from benchmarks.studies import STUDIES, Study
+from benchmarks.tables_page import HEADERS, NUMERIC, PART_NAMES, page, rows
 from subquad import allocator
 from subquad.cli.output import print_table
 from subquad.compare.measurements import LOG, length_steps, run_length, worker_of
@@ -114,7 +114,7 @@ def measure(name: str, study: Study, plan: Plan) -> list[LengthPoint]:
 
 def described(name: str, plan: Plan, points: Sequence[LengthPoint], options: argparse.Namespace) -> dict[str, Any]:
     """A study's numbers with everything that they depend on, ready for JSON."""
-    command = ["python", "benchmarks/tables.py", "--only", name, "--threads", str(options.threads)]
+    command = ["python", "-m", "benchmarks.tables", "--only", name, "--threads", str(options.threads)]
     command += ["--quick"] if options.quick else ["--repeats", str(plan.repeats), "--longest", str(options.longest)]
     return {
         "command": shlex.join(command),

@@ -4,11 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from studies import Study
-
-from subquad.cli.docs import markdown_table
+from benchmarks.studies import Study
 from subquad.compare.result import LengthPoint, Timing
 from subquad.compare.words import millions, number, size, times
+from tools.markdown import markdown_table
 
 HEAD = """# The originals' efficiency tables
 

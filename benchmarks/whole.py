@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from floors import training_floor
-from measured import Effort, Result, milliseconds, side_by_side, summary
 from torch import Tensor
 
+from benchmarks.floors import training_floor
+from benchmarks.measured import Effort, Result, milliseconds, side_by_side, summary
 from subquad.compare.bench import training_pass
 from subquad.compare.checks import TOLERANCE, CheckFailedError, RememberedDraws, check_tensor, relative_distance
 from subquad.compare.profiling import interleaved_seconds, peak_bytes

@@ -52,10 +52,10 @@ SHORT = {  # the last value of an option counts
     "translate": ["--max-len-a", "0", "--max-len-b", "5"],
 }
 SCRIPTS = {
-    "compare_text.py": ["--mixers", "lightconv", "--updates", "2"],
-    "own_model.py": ["--steps", "2"],
-    "swap_vit.py": ["--epochs", "1", "--tune-epochs", "1"],
-    "tables.py": ["--quick", "--threads", "1"],
+    "examples/compare_text.py": ["--mixers", "lightconv", "--updates", "2"],
+    "examples/own_model.py": ["--steps", "2"],
+    "examples/swap_vit.py": ["--epochs", "1", "--tune-epochs", "1"],
+    "benchmarks.tables": ["--quick", "--threads", "1"],
 }
 TORTURE = ["--quick", "--kills", "1"]
 NOT_OURS = {"lm_eval"}
@@ -131,7 +131,7 @@ class Session:
         """The files that pages speak of: recipes, scripts, a reader's data, runs of other pages, other programs'."""
         from tests.doc_files import write_files  # it reads golden fixtures, which a copy of the tests may lack
 
-        for name in ("recipes", "examples", "benchmarks"):
+        for name in ("recipes", "examples", "benchmarks", "tools"):
             (self.folder / name).symlink_to(ROOT / name)
         write_data(self.folder)
         write_files(self.folder, text)
@@ -171,7 +171,7 @@ class Session:
         if program == "subquad":
             return self.subquad(rest, given)
         if program == "python":
-            return in_process([*rest, *SCRIPTS[Path(rest[0]).name]])
+            return in_process([*rest, *SCRIPTS[rest[1] if rest[0] == "-m" else rest[0]]])
         if program == "torchrun":
             return self.torchrun(rest)
         if program == "make":

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from subquad.mixers import available, mixer_class
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks/decode.py"
+ROOT = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-m", "benchmarks.decode"]
 
 
 def test_every_part_has_results(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--quick", "--threads", "1", "--json", "all.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [*COMMAND, "--quick", "--threads", "1", "--json", str(tmp_path / "all.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = [
         line for part in json.loads((tmp_path / "all.json").read_text())["parts"].values() for line in part["results"]
@@ -34,7 +35,7 @@ def test_every_part_has_results(tmp_path: Path) -> None:
 
 
 def test_a_run_needs_texts(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--run", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [*COMMAND, "--run", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert "--run needs --source FILE and --references FILE" in done.stderr

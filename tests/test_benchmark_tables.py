@@ -13,16 +13,11 @@ from subquad.compare.lengths import shape_at
 from subquad.compare.result import LengthPoint, Timing
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "benchmarks"
-SCRIPT = FOLDER / "tables.py"
 STUDIES = ("linformer", "primal", "attention", "convolution")
 
 
 def load(name: str):
-    """A file of the benchmark, which is a script and no package."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return importlib.import_module(name)
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 # ---------------------------------------------------------------------- the whole, at toy sizes
@@ -32,18 +27,9 @@ def load(name: str):
 def quick(tmp_path_factory) -> tuple[Path, str]:
     """One run of everything that `make bench-tables` does."""
     folder = tmp_path_factory.mktemp("tables")
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--quick",
-        "--threads",
-        "1",
-        "--json",
-        "all.json",
-        "--write-docs",
-        "page.md",
-    ]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    files = ["--json", str(folder / "all.json"), "--write-docs", str(folder / "page.md")]
+    command = [sys.executable, "-m", "benchmarks.tables", "--quick", "--threads", "1", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -77,7 +63,7 @@ def test_every_model_is_measured_at_every_length(parts, name) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_config_travels_with_each_number(parts, name) -> None:
     study, part = load("studies").STUDIES[name], parts[name]
-    assert part["command"] == f"python benchmarks/tables.py --only {name} --threads 1 --quick"
+    assert part["command"] == f"python -m benchmarks.tables --only {name} --threads 1 --quick"
     assert part["environment"]["threads"] == 1
     assert part["environment"]["sizes"] == "toy sizes, no meaning"
     assert part["tokens"] == 64

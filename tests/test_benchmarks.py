@@ -13,16 +13,11 @@ import torch
 from subquad.mixers import available, mixer_class
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "benchmarks"
-SCRIPT = FOLDER / "mechanisms.py"
 LINE = {"table": "t", "labels": {"mechanism": "a"}, "numbers": {}, "score": None, "target": None, "reason": None}
 
 
 def load(name: str):
-    """A file of the benchmark, which is a script and no package."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
-    return importlib.import_module(name)
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 # ---------------------------------------------------------------------- the whole, at toy sizes
@@ -33,9 +28,10 @@ def quick(tmp_path_factory) -> tuple[Path, str]:
     """One run of everything that `make bench` does."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "page.md").write_text((ROOT / "docs/performance.md").read_text())
-    files = ["--json", "all.json", "--plot", "plot.svg", "--write-docs", "page.md"]
-    command = [sys.executable, str(SCRIPT), "--quick", "--threads", "1", *files]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    files = {"--json": "all.json", "--plot": "plot.svg", "--write-docs": "page.md"}
+    words = [word for option, name in files.items() for word in (option, str(folder / name))]
+    command = [sys.executable, "-m", "benchmarks.mechanisms", "--quick", "--threads", "1", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 

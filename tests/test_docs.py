@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import subquad
-from subquad.cli.describe import TABLE_HEADERS
-from subquad.cli.docs import BEGIN, END, between_markers, docs, generated
 from subquad.mixers import available, build
+from subquad.models.describe import TABLE_HEADERS
 from tests.doc_pages import blocks
+from tools.docs import BEGIN, END, generated, write_docs
+from tools.markdown import fill_between
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -29,10 +30,10 @@ def test_generated_parts_are_current(name) -> None:
     assert (ROOT / name).read_text() == generated(ROOT)[name], f"{name} is out of date: run `make docs`"
 
 
-def test_docs_command_writes_both_files(tmp_path) -> None:
+def test_write_docs_writes_both_files(tmp_path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    docs(tmp_path)
+    write_docs(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert text.startswith(f"before\n{BEGIN}\n| mechanism |")
     assert text.endswith(f" |\n{END}\nafter\n")
@@ -41,7 +42,7 @@ def test_docs_command_writes_both_files(tmp_path) -> None:
 
 def test_missing_markers_are_refused() -> None:
     with pytest.raises(ValueError, match="no lines"):
-        between_markers("no markers here", "table")
+        fill_between("no markers here", BEGIN, END, "table", "README.md")
 
 
 # ---------------------------------------------------------------------- every cell of the table

@@ -1,6 +1,7 @@
 """Files that other machines run: images and the workflow keep to what the project itself says."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -63,3 +64,11 @@ def test_the_checklist_names_targets_that_exist() -> None:
     targets = set(re.findall(r"`(?:[^`]*&& )?make ([a-z-]+)", (ROOT / "RELEASE.md").read_text()))
     assert {"docs", "nightly", "test"} <= targets
     assert all(f"\n{target}:" in makefile for target in targets)
+
+
+def test_make_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(makefile.partition(".PHONY:")[2].partition("\n")[0].split())
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {line.split()[1] for line in shown.splitlines()} == targets
+    assert all(line.endswith(".") for line in shown.splitlines())

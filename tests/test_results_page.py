@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def write_page(docs: Path, *comparisons: str) -> str:
-    command = [sys.executable, str(ROOT / "benchmarks" / "results.py"), *comparisons, "--docs", str(docs)]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "benchmarks.results", *comparisons, "--docs", str(docs)]
+    subprocess.run(command, cwd=ROOT, check=True)
     return (docs / "results.md").read_text(encoding="utf-8")
 
 

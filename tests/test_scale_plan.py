@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from benchmarks.scale_plan import ASSUMED, BEGIN, RECIPES, plan_of, tables
 
 PAGE = (Path(__file__).parent.parent / "docs" / "scale.md").read_text()

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.measured import Result
 from benchmarks.page import described, filled, missed
-
 from subquad.environment import environment
 from torture import damage, disks, fuzz, kills, long_runs, scale
 from torture.cases import SMALL

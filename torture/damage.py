@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.measured import Result
 
+from benchmarks.measured import Result
 from subquad.data.text.prepare import TextDataConfig, prepare_text
 from subquad.data.text.prepared import Prepared, open_prepared
 from subquad.train.checkpoint import CHECKSUMS, checkpoints, latest, load_checkpoint

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.measured import Result
-
 from subquad.data.builtin import load
 from subquad.train.checkpoint import checkpoints
 from torture.cases import Case, difference, last_line

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.measured import Result
-
 from torture.kills import outcome
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.measured import Result
-
 from subquad.train.checkpoint import checkpoints
 from torture.cases import PARTS, Case, difference
 from torture.processes import Failpoint, descendants

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import yaml
-from benchmarks.measured import Result
 
+from benchmarks.measured import Result
 from subquad.data.text.store import TokenStore, TokenWriter
-from subquad.files import write_description
+from subquad.files import write_metadata
 from subquad.train.log import read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -128,4 +128,4 @@ def large_store(path: Path, total: int) -> None:
     with path.with_name(f"{path.name}.index").open("wb") as file:
         for begin in range(0, sentences + 1, 1 << 20):
             file.write((np.arange(begin, min(begin + (1 << 20), sentences + 1), dtype="<i8") * LENGTH).tobytes())
-    write_description(path.with_name(f"{path.name}.json"), {**description, "tokens": total, "sentences": sentences})
+    write_metadata(path.with_name(f"{path.name}.json"), {**description, "tokens": total, "sentences": sentences})

@@ -10,7 +10,6 @@ import typer
 
 from subquad.cli.help import Command, Group
 from subquad.cli.output import print_table
-from subquad.files import wrap_corrupt_data_errors
 
 if TYPE_CHECKING:
     from subquad.data.text.prepare import Progress
@@ -116,6 +115,7 @@ def stats(
     from subquad.data.text.prepare import prepare_text
     from subquad.data.text.prepared import open_prepared
     from subquad.data.text.stats import text_stats
+    from subquad.files import wrap_corrupt_data_errors
 
     with TemporaryDirectory() as scratch, wrap_corrupt_data_errors(f"the data in {folder}"):
         if (task := fairseq_task(folder)) is not None:

@@ -32,9 +32,9 @@ def info(
     subquad info lightconv_iwslt_de_en --length 128 --batch 32
     subquad info --json
     """
-    from subquad.cli.describe import describe, describe_preset
     from subquad.mixers import available
     from subquad.models import PRESETS
+    from subquad.models.describe import describe, describe_preset
 
     if name not in [*available(), *PRESETS, None]:
         raise ValueError(_unknown(str(name), [*available(), *PRESETS]))
@@ -59,8 +59,8 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 def _list(described: dict[str, Any]) -> None:
-    from subquad.cli.describe import TABLE_HEADERS, table_row
     from subquad.mixers import MixerConfig
+    from subquad.models.describe import TABLE_HEADERS, table_row
 
     common = ", ".join(MixerConfig.model_fields)
     rows = []
@@ -74,7 +74,7 @@ def _list(described: dict[str, Any]) -> None:
 
 
 def _explain(described: dict[str, Any]) -> None:
-    from subquad.cli.describe import TABLE_HEADERS, default_text, table_row
+    from subquad.models.describe import TABLE_HEADERS, default_text, table_row
 
     print(f"{described['name']}: {described['idea']}\n")
     for title, text in described["sections"].items():

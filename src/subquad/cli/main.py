@@ -16,7 +16,6 @@ from subquad.cli.classify import classify
 from subquad.cli.compare import compare
 from subquad.cli.data import data
 from subquad.cli.demo import demo
-from subquad.cli.docs import docs
 from subquad.cli.doctor import doctor
 from subquad.cli.evaluate import evaluate
 from subquad.cli.export import export
@@ -48,7 +47,6 @@ app.command(cls=Command)(compare)
 app.command(cls=Command)(bench)
 app.command(cls=Command)(demo)
 app.command(cls=Command)(doctor)
-app.command(cls=Command, hidden=True)(docs)
 
 
 def _print_version(wanted: bool) -> None:

@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from subquad.cli.describe import option
-from subquad.cli.docs import markdown_table
 from subquad.data.builtin import SETS
 from subquad.models import MODELS
+from subquad.models.describe import option
 from subquad.train.recipe import KINDS, Recipe
+from tools.markdown import markdown_table
 
 INTRO = """# Recipes
 
