@@ -8,8 +8,8 @@ from importlib import metadata
 import pytest
 import torch
 
-from subquad import allocator
-from subquad.cli import doctor, installed
+from subquad import allocator, packages
+from subquad.cli import doctor
 from subquad.cli.main import run
 from subquad.kernels import dispatch
 from subquad.mixers import available
@@ -139,11 +139,11 @@ def test_python_versions(version, allowed, monkeypatch) -> None:
 
 
 def test_extras_come_from_the_metadata(monkeypatch) -> None:
-    needed = installed.requirements()
-    assert list(needed["track"]) == ["tensorboard", "wandb"]
+    needed = packages.requirements()
+    assert [one.name for one in needed["track"]] == ["tensorboard", "wandb"]
     assert "dev" not in needed
-    assert "torch" in needed[None]
-    monkeypatch.setattr(installed, "version_of", lambda package: "99" if package == "tensorboard" else None)
+    assert "torch" in [one.name for one in needed[None]]
+    monkeypatch.setattr(packages, "installed_version", lambda package: "99" if package == "tensorboard" else None)
     found = {finding.name: finding for finding in doctor.extras()}
     assert found["extra track"].text == "wandb not installed (optional)"
     assert found["extra track"].remedy == "pip install 'subquad[track]'"
@@ -154,8 +154,10 @@ def test_extras_come_from_the_metadata(monkeypatch) -> None:
 
 
 def test_a_package_that_is_too_old(monkeypatch) -> None:
-    true = installed.version_of
-    monkeypatch.setattr(installed, "version_of", lambda package: "0.1" if package == "tensorboard" else true(package))
+    true = packages.installed_version
+    monkeypatch.setattr(
+        packages, "installed_version", lambda package: "0.1" if package == "tensorboard" else true(package)
+    )
     (finding,) = [finding for finding in doctor.extras() if finding.name == "extra track"]
     assert finding.status == "note"
     assert finding.text == "tensorboard 0.1 is not >=2.17 (optional)"
@@ -164,10 +166,10 @@ def test_a_package_that_is_too_old(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("version", "text"), [(None, "numpy not installed"), ("1.0", "numpy 1.0 is not >=1.26")])
 def test_a_needed_package_that_does_not_fit(version, text, monkeypatch) -> None:
-    true = installed.version_of
-    assert [finding.status for finding in doctor.packages()] == ["ok"]
-    monkeypatch.setattr(installed, "version_of", lambda package: version if package == "numpy" else true(package))
-    (finding,) = doctor.packages()
+    true = packages.installed_version
+    assert [finding.status for finding in doctor.needed_packages()] == ["ok"]
+    monkeypatch.setattr(packages, "installed_version", lambda package: version if package == "numpy" else true(package))
+    (finding,) = doctor.needed_packages()
     assert (finding.status, finding.text, finding.remedy) == ("broken", text, "pip install --upgrade subquad")
 
 

@@ -55,7 +55,7 @@ ONLY_IN: dict[str, dict[str, set[str]]] = {
     "modules": {
         "pickle": {PICKLES},
         "zipfile": {PICKLES, "data/numpy_files.py"},  # they read sizes, and unpack nothing
-        "datasets": set(),  # through optional_module alone, in data/packages.py
+        "datasets": set(),  # through `require` alone, in data/hub.py
         "huggingface_hub": set(),
         "wandb": {"train/artifacts.py"},
         "subprocess": {"compare/children.py"},
@@ -154,7 +154,7 @@ def test_nothing_dangerous_is_done(path: Path) -> None:
         ("import tarfile", "interop/checkpoints/fairseq/hub.py"),
         ("import zipfile\nzipfile.ZipFile(x).extractall()", "data/numpy_files.py"),
         ("def f():\n    from urllib.request import urlopen", "interop/checkpoints/fairseq/hub.py"),
-        ("import requests", "data/packages.py"),
+        ("import requests", "data/hub.py"),
     ],
 )
 def test_the_walk_finds_what_is_wrong(code: str, place: str) -> None:

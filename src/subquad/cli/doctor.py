@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from subquad import packages
 from subquad.cli.output import styled
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 KERNELS = "SUBQUAD_KERNELS"
 GIBIBYTE = 2**30
@@ -63,7 +67,7 @@ def examine() -> Iterator[Finding]:
     """All findings, in order. A check that fails to run is a finding too, and ends nothing but itself."""
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("python", python),
-        ("packages", packages),
+        ("packages", needed_packages),
         ("torch", torch_itself),
         ("kernels", kernels),
         ("self-test", self_test),
@@ -97,24 +101,22 @@ def _line(finding: Finding) -> str:
 
 
 def python() -> Iterator[Finding]:
-    from importlib import metadata  # here and in `installed`: it would slow `subquad --help` down
+    from importlib import metadata
 
-    from subquad.cli import installed
+    from packaging.specifiers import SpecifierSet
 
     wanted = metadata.metadata("subquad")["Requires-Python"] or ""
     text = f"{platform.python_version()}, {platform.system()} {platform.machine()}"
-    if installed.version_allowed(platform.python_version(), wanted):
+    if SpecifierSet(wanted).contains(platform.python_version(), prereleases=True):
         yield Finding("python", "ok", text)
     else:
         yield Finding("python", "broken", text, f"install a Python that is {wanted}")
 
 
-def packages() -> Iterator[Finding]:
+def needed_packages() -> Iterator[Finding]:
     """What nothing works without, in versions that fit."""
-    from subquad.cli import installed
-
-    needed = installed.requirements().get(None, {})
-    wrong = [problem for name, wanted in needed.items() if (problem := installed.problem_of(name, wanted))]
+    needed = packages.requirements()[None]
+    wrong = [problem for one in needed if (problem := packages.find_problem(one))]
     if wrong:
         yield Finding("packages", "broken", ", ".join(wrong), "pip install --upgrade subquad")
     else:
@@ -157,9 +159,7 @@ def kernels() -> Iterator[Finding]:
 
 def numba_threads() -> Iterator[Finding]:
     """After the self-test: numba settles on a threading layer when a parallel kernel first runs."""
-    from subquad.cli import installed
-
-    if installed.version_of("numba") is None:
+    if packages.installed_version("numba") is None:
         yield Finding("numba", "note", "not installed: CPU kernels run in plain torch", "pip install numba")
         return
     import numba
@@ -180,9 +180,7 @@ def numba_threads() -> Iterator[Finding]:
 def triton() -> Iterator[Finding]:
     import torch
 
-    from subquad.cli import installed
-
-    version = installed.version_of("triton")
+    version = packages.installed_version("triton")
     if version is not None:
         yield Finding("triton", "ok", version)
     elif torch.cuda.is_available():
@@ -193,23 +191,19 @@ def triton() -> Iterator[Finding]:
 
 def extras() -> Iterator[Finding]:
     """Whether the packages of each optional extra are there, and timm, in whose models mixers can be swapped."""
-    from subquad.cli import installed
+    from packaging.requirements import Requirement
 
-    named = {extra: needed for extra, needed in installed.requirements().items() if extra is not None}
+    named = {extra: needed for extra, needed in packages.requirements().items() if extra is not None}
     for extra, needed in sorted(named.items()):
         yield _optional(f"extra {extra}", needed, f"pip install 'subquad[{extra}]'")
-    yield _optional("timm", {"timm": ""}, "pip install timm")
+    yield _optional("timm", [Requirement("timm")], "pip install timm")
 
 
-def _optional(name: str, needed: dict[str, str], remedy: str) -> Finding:
-    from subquad.cli import installed
-
-    problems = {
-        package: problem for package, wanted in needed.items() if (problem := installed.problem_of(package, wanted))
-    }
+def _optional(name: str, needed: "list[Requirement]", remedy: str) -> Finding:
+    problems = {one.name: problem for one in needed if (problem := packages.find_problem(one))}
     if not problems:
-        return Finding(name, "ok", f"{', '.join(needed)} installed")
-    old = [package for package in problems if installed.version_of(package) is not None]
+        return Finding(name, "ok", f"{', '.join(one.name for one in needed)} installed")
+    old = [package for package in problems if packages.installed_version(package) is not None]
     text = f"{', '.join(problems.values())} (optional)"
     return Finding(name, "note", text, f"{remedy} --upgrade") if old else Finding(name, "ok", text, remedy)
 

@@ -228,7 +228,7 @@ def _unreadable(recipe: "Recipe", split: str) -> str | None:
 
 def _files(recipe: "Recipe") -> dict[str, list[str]]:
     """Files and folders that the recipe reads, by what they are."""
-    from subquad.data.packages import HUB
+    from subquad.data.hub import HUB
 
     data = recipe.data
     files = {split: list(source.files) for split, source in data.splits.items() if not source.is_hub}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import yaml
 
-from subquad.data.packages import HUB
+from subquad.data.hub import HUB
 from subquad.environment import environment
 from subquad.files import read_yaml, write_json, write_text
 from subquad.train.checkpoint import checkpoints

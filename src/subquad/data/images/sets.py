@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from subquad.data.hub import HUB, load_hub
 from subquad.data.images.arrays import ArrayImages, check_labels, number_names, open_idx, open_npy, open_npz
-from subquad.data.packages import HUB, load_hub, optional_module
+from subquad.packages import require
 
 # Pillow can open more, some with the help of other programs; data from elsewhere shall not reach those.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -73,11 +74,7 @@ class UnreadableImage(ValueError):  # noqa: N818 - it says what is wrong
 
 def pillow() -> Any:
     """Pillow's Image module."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise ValueError("reading images needs Pillow: pip install 'subquad[vision]'") from None
-    return Image
+    return require("PIL.Image", "reading images", "vision", package="Pillow")
 
 
 def decode(content: Path | bytes, name: str, max_pixels: int = MAX_PIXELS) -> Any:
@@ -219,7 +216,7 @@ class ParquetImages(TableImages):
 
     def __init__(self, files: Sequence[Path], classes: Sequence[str] | None = None, strict: bool = False) -> None:
         name = str(files[0] if len(files) == 1 else files[0].parent)
-        pyarrow, parquet = (optional_module(module, f"{name}: parquet") for module in ("pyarrow", "pyarrow.parquet"))
+        pyarrow, parquet = (require(module, f"{name}: parquet", "hub") for module in ("pyarrow", "pyarrow.parquet"))
         try:
             table = pyarrow.concat_tables([parquet.read_table(path) for path in files])
         except (OSError, pyarrow.ArrowException) as error:

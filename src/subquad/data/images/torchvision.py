@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from subquad.packages import require
+
 # torchvision registers shape functions for these when it is imported, and fails if its compiled part is absent
 # (a build for another torch). Image functions do not use them; declared without an implementation they are harmless.
 COMPILED = {
@@ -19,8 +21,6 @@ def import_torchvision() -> Any:
     """The module torchvision.transforms.v2.functional."""
     try:
         return _functional()
-    except ModuleNotFoundError as error:
-        raise ValueError(f"image augmentation needs {error.name}: pip install 'subquad[vision]'") from None
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
@@ -30,11 +30,9 @@ def import_torchvision() -> Any:
         torch.library.define(name, schema)
     try:
         return _functional()
-    except (RuntimeError, ImportError) as error:
+    except RuntimeError as error:
         raise ValueError(f"torchvision does not fit torch {torch.__version__}: {error}") from None
 
 
 def _functional() -> Any:
-    from torchvision.transforms.v2 import functional
-
-    return functional
+    return require("torchvision.transforms.v2.functional", "image augmentation", "vision")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from subquad.data.packages import load_hub
+from subquad.data.hub import load_hub
 from subquad.data.text.sources import TextSource
 from subquad.files import checksum, digest
 

@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 
 from subquad.config import Options, nearest
 from subquad.data.fairseq.index import INDEX, data_path
-from subquad.data.packages import HUB, load_hub, optional_module
+from subquad.data.hub import HUB, load_hub
+from subquad.packages import require
 
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_LINE = 1 << 30
@@ -316,10 +317,10 @@ def _json_rows(path: str, position: Position | None) -> Iterator[Row]:
 
 
 def _parquet_rows(path: str) -> Iterator[Row]:
-    parquet = optional_module("pyarrow.parquet", f"{path}: parquet")
+    parquet = require("pyarrow.parquet", f"{path}: parquet", "hub")
     if not Path(path).is_file():
         raise ValueError(f"{path}: there is no such file")
-    arrow = optional_module("pyarrow", f"{path}: parquet")
+    arrow = require("pyarrow", f"{path}: parquet", "hub")
     number = 0
     try:
         for batch in parquet.ParquetFile(path).iter_batches():

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from subquad.config import nearest
-from subquad.data.packages import optional_module
 from subquad.data.tokenizers.base import SPECIAL_SYMBOLS, UNK, Tokenizer, decoded_text
 from subquad.data.tokenizers.fairseq import FairseqDictionary, SubwordCodes, post_process
+from subquad.packages import require
 
 FIRST = len(SPECIAL_SYMBOLS)
 
@@ -186,7 +186,7 @@ class _Moses:
     """sacremoses with fairseq's settings: dashes split, special characters escaped."""
 
     def __init__(self, language: str) -> None:
-        sacremoses = optional_module("sacremoses", "tokenizer moses-bpe with a language", "'subquad[text]'")
+        sacremoses = require("sacremoses", "tokenizer moses-bpe with a language", "text")
         self._tokenizer = sacremoses.MosesTokenizer(language)
         self._detokenizer = sacremoses.MosesDetokenizer(language)
 

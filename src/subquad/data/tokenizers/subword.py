@@ -10,8 +10,8 @@ from typing import Any, Self
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from subquad.data.packages import optional_module
 from subquad.data.tokenizers.base import SPECIAL_SYMBOLS, Tokenizer
+from subquad.packages import require
 
 ROLES = ("bos", "pad", "eos", "unk")
 SMALLEST = len(SPECIAL_SYMBOLS) + 256
@@ -115,7 +115,7 @@ class SentencePieceTokenizer(Tokenizer):
     kind = "sentencepiece"
 
     def __init__(self, model: bytes) -> None:
-        sentencepiece = optional_module("sentencepiece", "tokenizer sentencepiece", "'subquad[text]'")
+        sentencepiece = require("sentencepiece", "tokenizer sentencepiece", "text")
         self._model = model
         try:
             self._engine = sentencepiece.SentencePieceProcessor(model_proto=model)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from subquad.data.packages import optional_module
 from subquad.files import write_json
 from subquad.interop.export.card import CARD, model_card
 from subquad.interop.export.check import Call, check_parts
@@ -36,6 +35,7 @@ from subquad.models import (
     TextClassifier,
     VisionTransformer,
 )
+from subquad.packages import require
 from subquad.tasks.base import INPUTS, TOKENIZERS
 from subquad.tasks.classification import Augmented
 from subquad.tasks.masked import beginning
@@ -95,7 +95,7 @@ def write_export(
         raise ValueError(f"{out} is there already; give a new folder, or remove it")
     suffix, save, open_, needed = FORMS[form]
     for package in needed:  # asked before the work is done
-        optional_module(package, f"exporting to {form}", "'subquad[export]'")
+        require(package, f"exporting to {form}", "export")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
     try:

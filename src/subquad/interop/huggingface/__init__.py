@@ -10,9 +10,9 @@ transformers: `pip install 'subquad[hf]'` brings it.
 import importlib.util
 
 from subquad.data.images.torchvision import import_torchvision
-from subquad.data.packages import optional_module
+from subquad.packages import require
 
-optional_module("transformers", "models in Hugging Face's format", "'subquad[hf]'")
+require("transformers", "a model in Hugging Face's format", "hf")
 if importlib.util.find_spec("torchvision") is not None:
     import_torchvision()  # transformers imports it as well, and fails where its compiled part does not load
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from subquad.data.packages import optional_module
 from subquad.interop.export.card import CARD, model_card
 from subquad.interop.huggingface.cache import SubquadCache
 from subquad.interop.huggingface.config import SubquadConfig
 from subquad.mixers import Mixer
 from subquad.models import Model, model_from
 from subquad.nn.stack import Stack
+from subquad.packages import require
 from subquad.tasks.losses import Loss
 
 IGNORED = -100
@@ -97,7 +97,7 @@ class SubquadModel(PreTrainedModel):
 
         A card that the repository has already stays. commit: commit_message, commit_description, revision, create_pr.
         """
-        hub = optional_module("huggingface_hub", "push_to_hub", "'subquad[hf]'")
+        hub = require("huggingface_hub", "push_to_hub", "hf")
         name = hub.create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
         known = hub.file_exists(name, CARD, token=token)
         with TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def card_beside(name: str, options: Mapping[str, Any]) -> str | None:
     folder = options.get("subfolder") or ""
     path = Path(name, folder, CARD)
     if not Path(name).is_dir():
-        hub = optional_module("huggingface_hub", "a model of the hub", "'subquad[hf]'")
+        hub = require("huggingface_hub", "a model of the hub", "hf")
         asked = {key: options[key] for key in ("revision", "token", "cache_dir", "local_files_only") if key in options}
         try:
             path = Path(hub.hf_hub_download(name, CARD, subfolder=folder or None, **asked))

@@ -1,17 +1,10 @@
-"""Packages that only some data needs, and what they are asked for. One that is missing is named, with its extra."""
+"""Data sets of the Hugging Face hub: `hub:NAME` in the place of a file."""
 
-import importlib
 from typing import Any
 
+from subquad.packages import require
+
 HUB = "hub:"
-
-
-def optional_module(name: str, what: str, install: str = "'subquad[hub]'") -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.split(".")[0]
-        raise ValueError(f"{what} needs the package {package}: pip install {install}") from None
 
 
 def load_hub(name: str, subset: str | None, split: str | None) -> Any:
@@ -19,7 +12,7 @@ def load_hub(name: str, subset: str | None, split: str | None) -> Any:
 
     It is the only thing here that may use a network.
     """
-    datasets = optional_module("datasets", name)
+    datasets = require("datasets", name, "hub")
     try:
         return datasets.load_dataset(name.removeprefix(HUB), subset, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

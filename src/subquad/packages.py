@@ -1,0 +1,84 @@
+"""Installed packages: optional ones are imported here, so that a missing one is named with the extra that brings it.
+
+`subquad doctor` asks here which versions there are, and whether they are what the metadata of subquad asks for.
+"""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+def require(module: str, purpose: str, extra: str | None = None, *, package: str | None = None) -> Any:
+    """Imports an optional module; one that is missing is a ValueError which says what to install.
+
+    purpose: what needs the module, for the message. extra: the extra of subquad that brings it; None: it has none.
+    package: its name for people, where that is not the first part of the module's.
+
+    >>> require("json", "this example").loads("[1]")
+    [1]
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        broken = "" if isinstance(error, ModuleNotFoundError) else f", which cannot be imported ({error})"
+        raise ValueError(_missing(package or module.partition(".")[0], purpose, extra, broken)) from None
+
+
+def require_folder(package: str, purpose: str, extra: str) -> Path:
+    """The folder of an optional package, for those that only bring files: nothing is imported."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise ValueError(_missing(package, purpose, extra))
+    return Path(found.submodule_search_locations[0])
+
+
+def _missing(package: str, purpose: str, extra: str | None, broken: str = "") -> str:
+    install = package if extra is None else f"'subquad[{extra}]'"
+    return f"{purpose} needs the package {package}{broken}: pip install {install}"
+
+
+# ---------------------------------------------------------------------- versions
+
+
+def requirements() -> dict[str | None, list["Requirement"]]:
+    """What the installed metadata of subquad asks for on this machine, by extra; None: always needed.
+
+    `dev`, for those who work on subquad itself, is left out.
+    """
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    asked = [Requirement(text) for text in metadata.requires("subquad") or []]
+    found: dict[str | None, list[Requirement]] = {None: [one for one in asked if _applies(one, "")]}
+    for extra in metadata.metadata("subquad").get_all("Provides-Extra") or []:
+        if extra != "dev":
+            found[extra] = [one for one in asked if _applies(one, extra) and not _applies(one, "")]
+    return found
+
+
+def _applies(requirement: "Requirement", extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def find_problem(requirement: "Requirement") -> str | None:
+    """What is wrong with the installed version of a package, if anything."""
+    version = installed_version(requirement.name)
+    if version is None:
+        return f"{requirement.name} not installed"
+    fits = requirement.specifier.contains(version, prereleases=True)
+    return None if fits else f"{requirement.name} {version} is not {requirement.specifier}"
+
+
+def installed_version(package: str) -> str | None:
+    """The installed version of a package, or None."""
+    from importlib import metadata  # here: it would slow `subquad --help` down
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

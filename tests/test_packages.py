@@ -1,0 +1,48 @@
+"""Optional packages: a missing one is named with the extra that brings it, and every extra that is named exists."""
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import subquad
+from subquad.packages import require, require_folder
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(subquad.__file__).parent
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_a_missing_package_is_named_with_what_to_install() -> None:
+    with pytest.raises(ValueError, match=r"^reading x needs the package nosuch: pip install 'subquad\[hub\]'$"):
+        require("nosuch.inner", "reading x", "hub")
+    with pytest.raises(ValueError, match=r"^reading x needs the package Such: pip install Such$"):
+        require("nosuch", "reading x", package="Such")
+    with pytest.raises(ValueError, match=r"^the set needs the package nosuch: pip install 'subquad\[demo\]'$"):
+        require_folder("nosuch", "the set", "demo")
+
+
+def test_a_broken_package_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "halfbuilt.py").write_text("raise ImportError('libx.so is missing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"halfbuilt, which cannot be imported \(libx.so is missing\): pip install"):
+        require("halfbuilt", "reading x", "hub")
+
+
+def test_the_folder_of_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onlyfiles").mkdir()
+    (tmp_path / "onlyfiles/__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert require_folder("onlyfiles", "the set", "demo") == tmp_path / "onlyfiles"
+    assert "onlyfiles" not in sys.modules
+
+
+def test_every_extra_that_the_code_names_exists() -> None:
+    named = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("require", "require_folder"):
+                named |= {argument.value for argument in node.args[2:3] if isinstance(argument, ast.Constant)}
+    assert {"demo", "hub", "vision"} <= named <= EXTRAS.keys()
