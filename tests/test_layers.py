@@ -8,7 +8,7 @@ import pytest
 
 import subquad
 
-ORDER = ["kernels", "mixers", "nn", "models", "data", "decode"]
+ORDER = ["kernels", "mixers", "testing", "nn", "models", "data", "decode"]
 ORDER += ["evaluate", "tasks", "train", "compare", "interop", "cli", "__main__.py"]
 PACKAGE = Path(subquad.__file__).parent
 

@@ -147,6 +147,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
         """Whether a given grid is used as one; otherwise it is read as a sequence."""
         return self.capabilities.grid
 
+    def keeps_linear_memory(self) -> bool:
+        """Whether memory is linear in the length, with these options."""
+        return self.capabilities.linear
+
     def why_no_streaming(self) -> str | None:
         """The reason why this mixer, with its options, cannot stream; None when it can."""
         if self.capabilities.state == "none":

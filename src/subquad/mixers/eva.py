@@ -129,6 +129,9 @@ class EVA(WindowMixer[EVAConfig]):
     def sees_grid(self, grid: tuple[int, int]) -> bool:
         return not self.config.is_decoder and super().sees_grid(grid)
 
+    def keeps_linear_memory(self) -> bool:
+        return self.config.chunking[0] is None  # chunks of a fixed size are T / r, and each is a key to every query
+
     def why_no_streaming(self) -> str | None:
         if self.config.causal and self.config.chunking[0] is None:
             return (

@@ -168,7 +168,8 @@ class Performer(AttentionMixer[PerformerConfig]):
     def recall(self, x: Tensor, memory: PerformerContext) -> Tensor:
         q = at_least_float32(self.project_part(x, 0, 1)[0])
         with full_precision(x):
-            matrix = memory.matrix[0] if memory.matrix is not None else None
+            # the first row as a sum of at most one row: an empty batch has none
+            matrix = memory.matrix[:1].sum(0) if memory.matrix is not None else None
             y = self._read(q, matrix, noise.constant, Sums(memory.sums, memory.counts), None)
         return self.merge(y)
 

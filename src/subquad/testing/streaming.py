@@ -1,0 +1,115 @@
+"""Order and streaming: the future is unknown, and a stream read in any chunks gives what one pass gives."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from subquad.mixers import Mixer, State
+from subquad.testing.cases import Case, is_causal, streams
+from subquad.testing.inputs import LENGTHS, assert_close, chunkings, padded_batch
+from subquad.testing.selection import for_cases
+
+ORDERS = ([1, 0, 2], [2], [0, 0, 2, 1, 2])
+"""Rows of three that a beam search keeps: another order, one of them, and more than there were."""
+
+
+def read_stream(
+    mixer: Mixer, x: Tensor, chunks: Sequence[int], padding: Tensor | None = None, state: State | None = None
+) -> tuple[Tensor, State]:
+    """Outputs of x (batch, time, channels), read chunk by chunk, and the state after the last."""
+    state = mixer.init_state(x.shape[0]) if state is None else state
+    outputs, begin = [], 0
+    for size in chunks:
+        part = None if padding is None else padding[:, begin : begin + size]
+        part = None if part is None or not part.any() else part  # chunks with and without padding follow each other
+        mixed = mixer(x[:, begin : begin + size], padding=part, state=state)
+        assert mixed.state is not None, "a call with a state returns the next one"
+        outputs.append(mixed.y)
+        state, begin = mixed.state, begin + size
+    return torch.cat(outputs, 1), state
+
+
+class StreamingContract:
+    @for_cases(is_causal)
+    def test_the_future_never_reaches_the_past(self, case: Case) -> None:
+        mixer = case.build()
+        for time in LENGTHS:
+            x, padding = case.tokens(7, time), padded_batch(time, case.seed + time)
+            for cut in sorted({0, 1, time // 2, time - 1}):
+                other = torch.cat([x[:, :cut], 3 * case.tokens(7, time - cut, seed=1)], 1)
+                where = f"outputs 0 to {cut - 1} of {time} change when later tokens do"
+                assert torch.equal(mixer(x).y[:, :cut], mixer(other).y[:, :cut]), where
+                ours, theirs = (mixer(tokens, padding=padding).y[:, :cut] for tokens in (x, other))
+                assert torch.equal(ours, theirs), f"{where}, with padding"
+
+    @for_cases(streams)
+    def test_a_prefix_has_the_outputs_of_the_whole(self, case: Case) -> None:
+        """Nothing depends on the length to come."""
+        mixer, x = case.build(), case.tokens(2, LENGTHS[-1])
+        whole = mixer(x).y
+        for time in LENGTHS[:-1]:
+            assert_close(mixer(x[:, :time]).y, whole[:, :time], f"the first {time} of {LENGTHS[-1]} tokens alone")
+
+    @for_cases(streams)
+    def test_streaming_in_chunks_equals_one_pass(self, case: Case) -> None:
+        mixer = case.build()
+        for time in (1, 6, 33):
+            x, padding = case.tokens(7, time), padded_batch(time, case.seed + time)
+            for how, chunks in chunkings(time, case.seed + time).items():
+                y, state = read_stream(mixer, x, chunks)
+                assert_close(y, mixer(x).y, f"{time} tokens {how}")
+                assert state.lengths.tolist() == [time] * 7, "a state counts the tokens it has read"
+                y, state = read_stream(mixer, x, chunks, padding)
+                assert_close(y, mixer(x, padding=padding).y, f"{time} tokens {how}, with padding")
+                assert state.lengths.tolist() == (~padding).sum(1).tolist(), "padding does not advance a row"
+
+    @for_cases(streams)
+    def test_reordering_states_equals_reordering_inputs(self, case: Case) -> None:
+        mixer = case.build()
+        for before in (1, 6, 17):
+            x, padding = case.tokens(3, before), padded_batch(before, case.seed + before)[1::2]
+            _, state = read_stream(mixer, x, [before], padding)
+            for order in ORDERS:
+                index, back = torch.tensor(order), torch.arange(len(order)).flip(0)
+                where = f"rows {order} of 3 after {before} positions"
+                more = case.tokens(len(order), 9, seed=1)
+                _, straight = read_stream(mixer, x[index], [before], padding[index])
+                expected, _ = read_stream(mixer, more, [1, 5, 3], state=straight)
+                y, later = read_stream(mixer, more[:, :6], [1, 5], state=state.reorder(index))
+                assert_close(y, expected[:, :6], where)
+                y, _ = read_stream(mixer, more[back, 6:], [3], state=later.reorder(back))
+                assert_close(y[back], expected[:, 6:], f"{where}, and reordered again after 6 tokens more")
+                y, _ = read_stream(mixer, more[back], [9], state=state.reorder(index).reorder(back))
+                assert_close(y[back], expected, f"{where}, reordered twice at once")
+
+    @for_cases(streams)
+    def test_a_state_can_be_read_more_than_once(self, case: Case) -> None:
+        """A call leaves the state that it was given as it was."""
+        mixer, more = case.build(), case.tokens(3, 5, seed=1)
+        _, state = read_stream(mixer, case.tokens(3, 7), [7])
+        first, _ = read_stream(mixer, more, [1, 4], state=state)
+        read_stream(mixer, -more, [5], state=state)
+        second, _ = read_stream(mixer, more, [1, 4], state=state)
+        assert torch.equal(first, second)
+
+    @for_cases(streams)
+    def test_a_state_holds_plain_tensors_by_row(self, case: Case) -> None:
+        mixer = case.build()
+        _, state = read_stream(mixer, case.tokens(3, 7), [7])
+        for field in fields(state):
+            value = getattr(state, field.name)
+            if isinstance(value, Tensor):
+                assert value.shape[0] == 3, f"{field.name} has a row for every row of the batch"
+            else:
+                assert isinstance(value, bool | int | float | None), f"{field.name} is a {type(value).__name__}"
+
+    @for_cases(streams)
+    def test_states_of_another_batch_are_refused(self, case: Case) -> None:
+        mixer = case.build()
+        with pytest.raises(ValueError, match=f"{case.name}: the state holds 3 rows, x has 2"):
+            mixer(case.tokens(2, 6), state=mixer.init_state(3))
+        with pytest.raises(ValueError, match="at least 1"):
+            mixer.init_state(0)
