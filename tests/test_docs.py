@@ -72,6 +72,10 @@ def test_the_table_lists_every_mechanism() -> None:
 
 @pytest.mark.parametrize("name", available())
 def test_bidirectional_cell(name) -> None:
+    if cell(name, "bidirectional") == "refuse":
+        with pytest.raises(ValueError, match=f"{name} cannot look both ways"):
+            build(name, dim=16, heads=4, causal=False)
+        return
     assert cell(name, "bidirectional") == "yes"
     mixer, x = build(name, dim=16, heads=4).eval(), tokens(9)
     changed = torch.cat([x[:, :-1], -x[:, -1:]], 1)

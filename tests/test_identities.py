@@ -101,13 +101,22 @@ def test_lara_with_equal_queries_and_keys_is_a_mean() -> None:
     assert close(lara(x).y, lara.out(value))
 
 
-AVERAGING = [name for name in available() if issubclass(mixer_class(name), AttentionMixer)]
+AVERAGING = [name for name in available() if mixer_class(name).capabilities.averages]
 
 
 @pytest.mark.parametrize("name", AVERAGING)
+def test_averages_of_tokens_that_are_alike(name: str) -> None:
+    """What `averages` says: weights sum to 1, so that it does not matter how many tokens of one value there are."""
+    mixer, x = Case(name, 0).build(), 0.3 * tokens(2, 1, 0)
+    few, many = mixer(x.expand(-1, 24, -1)).y, mixer(x.expand(-1, 48, -1)).y
+    assert close(many, few[:, :1].expand_as(many), 1e-4)
+
+
+@pytest.mark.parametrize("name", [*AVERAGING, "linformer"])
 def test_equal_values_come_back_unchanged(name: str) -> None:
     """Attention is an average: when all values are equal, so are all outputs, whatever the weights."""
     mixer: Any = Case(name, 0).build()
+    assert isinstance(mixer, AttentionMixer), "the test knows where such mixers hold their values"
     x = 0.3 * tokens(2, 24, 0)
     with torch.no_grad():
         mixer.qkv.weight[2 * DIM :] = 0

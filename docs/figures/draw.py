@@ -55,7 +55,9 @@ def influence(mixer: Mixer) -> Cells:
 
 
 def influence_figure(name: str) -> str:
-    shown = {"bidirectional": built(name, dim=DIM, heads=HEADS, **OPTIONS.get(name, {}))}
+    shown = {}
+    if mixer_class(name).capabilities.bidirectional:
+        shown["bidirectional"] = built(name, dim=DIM, heads=HEADS, **OPTIONS.get(name, {}))
     if mixer_class(name).capabilities.causal:
         shown["causal"] = built(name, dim=DIM, heads=HEADS, causal=True, **CAUSAL_OPTIONS.get(name, {}))
     panels = [Panel(title, influence(mixer), "input position", "output position") for title, mixer in shown.items()]

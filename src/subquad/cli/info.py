@@ -83,6 +83,8 @@ def _explain(described: dict[str, Any]) -> None:
     print("Capabilities:")
     for header, cell in zip(TABLE_HEADERS, table_row(described), strict=True):
         print(f"    {header}: {cell}")
+    for title, key in (("memory linear in the length", "linear"), ("outputs are averages of values", "averages")):
+        print(f"    {title}: {'yes' if described['capabilities'][key] else 'no'}")
     print("\nOptions:")
     rows = []
     for option in described["options"]:

@@ -98,7 +98,10 @@ def run(plan: Plan, progress: Callable[[str], None] = lambda _: None) -> list[Ro
 
 
 def build_or_refuse(plan: Plan, name: str) -> Mixer | str:
-    """The mixer, or the reason why it has no causal form. Options that are wrong in any form raise ValueError."""
+    """The mixer, or the reason why it lacks the form that is measured (causal or not).
+
+    Options that are wrong in any form raise ValueError.
+    """
     options = {"dim": plan.dim, "heads": plan.heads, **plan.options.get(name, {})}
     if "max_length" in mixer_class(name).Config.model_fields:
         options.setdefault("max_length", max(plan.lengths))
@@ -106,9 +109,10 @@ def build_or_refuse(plan: Plan, name: str) -> Mixer | str:
     try:
         mixer = build(name, **{"causal": plan.causal, **options})
     except ValueError as refusal:
-        if not plan.causal or "causal" in options:
+        has = mixer_class(name).capabilities
+        if "causal" in options or not (has.bidirectional if plan.causal else has.causal):
             raise
-        build(name, **options)
+        build(name, **{"causal": not plan.causal, **options})
         return str(refusal)
     return mixer.to(plan.device, DTYPES[plan.dtype])
 

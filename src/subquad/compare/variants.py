@@ -88,9 +88,11 @@ def variant_of(
     model, remarks, stands = dict(recipe.model), [], False
     for name, decided in MODELS[resolved["kind"]].Config.stacks.items():
         choice = _replaced(resolved[name], mixer, options)
-        if decided.get("causal") and not capabilities.causal:
+        form = "causal" if decided.get("causal") else "bidirectional"
+        if not getattr(capabilities, form):
             other = _choice(others[name])
-            remarks.append(f"{label} cannot be causal: the {name} has {other.name}")
+            cannot = {"causal": "cannot be causal", "bidirectional": "is causal only"}[form]
+            remarks.append(f"{label} {cannot}: the {name} has {other.name}")
             choice = other.model_dump()
         else:
             stands = True

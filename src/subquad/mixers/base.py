@@ -11,9 +11,10 @@ mathematics:
     remember, recall            what is kept of a context, and how it is read   mechanisms with cross-attention
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from pydantic import Field
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from subquad.config import Options
 from subquad.mixers.layout import Layout, RightPadding
-from subquad.mixers.registry import refuse, who_can
+from subquad.mixers.registry import refuse, who_can, why_not
 from subquad.mixers.state import CrossState, State, fresh_lengths
 
 
@@ -66,6 +67,16 @@ class Capabilities:
     linear: bool = True
     """Memory is linear in the length."""
     bidirectional: bool = True
+    """False: the mechanism is causal only. It is then causal unless its options say otherwise, which is refused."""
+    averages: bool = False
+    """True: outputs are averages of the tokens' values, with weights that sum to 1: it does not matter how many tokens
+    of one value there are. (EVA's do where the window divides the length.)"""
+
+    def __post_init__(self) -> None:
+        if not (self.causal or self.bidirectional):
+            raise ValueError("a mechanism is causal or bidirectional, or both: it cannot be neither")
+        if not self.bidirectional and (self.cross or self.grid):
+            raise ValueError("a mechanism that is causal only reads sequences: it has neither cross=True nor grid=True")
 
 
 class Mixer(nn.Module, Generic[ConfigT]):
@@ -101,10 +112,17 @@ class Mixer(nn.Module, Generic[ConfigT]):
 
     def __init__(self, config: ConfigT | None = None, /, **options: Any) -> None:
         super().__init__()
-        self.config = config if config is not None else self.Config.parse(self.name, options)  # type: ignore[assignment]
-        if self.config.causal:
-            refuse(self.name, "causal")
+        if config is not None:
+            refuse(type(self), _form(config))
+        self.config = config if config is not None else self.parse(options)  # type: ignore[assignment]
         self.setup()
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> MixerConfig:
+        """The config that these options give; a mistake in them is a ValueError that names mechanism and option."""
+        config = cls.Config.parse(cls.name, {"causal": not cls.capabilities.bidirectional, **options})
+        refuse(cls, _form(config))
+        return config
 
     # ------------------------------------------------------------------ what a mechanism writes
 
@@ -161,8 +179,8 @@ class Mixer(nn.Module, Generic[ConfigT]):
 
     def why_no_cross(self) -> str | None:
         """The reason why this mixer, with its options, cannot read a context; None when it can."""
-        if not self.capabilities.cross:
-            return f"{self.name} cannot read a context: it has no cross-attention form"
+        if reason := why_not(type(self), "cross"):
+            return reason
         if self.config.causal:
             return f"{self.name}: cross-attention reads the whole context; build the mixer with causal=False"
         return None
@@ -315,6 +333,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
             )
         if state.lengths.shape[0] != x.shape[0]:
             raise ValueError(f"{self.name}: the state holds {state.lengths.shape[0]} rows, x has {x.shape[0]}")
+
+
+def _form(config: MixerConfig) -> Literal["bidirectional", "causal"]:
+    return "causal" if config.causal else "bidirectional"
 
 
 # ---------------------------------------------------------------------- precision

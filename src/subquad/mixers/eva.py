@@ -90,7 +90,7 @@ class EVAState(WindowState):
 
 @register("eva")
 class EVA(WindowMixer[EVAConfig]):
-    capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries")
+    capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries", averages=True)
     state_type = EVAState
     examples = (
         {"window": 4, "landmarks": 3},

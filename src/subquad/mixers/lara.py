@@ -72,7 +72,7 @@ class Sampling(NamedTuple):
 
 @register("lara")
 class LARA(AttentionMixer[LARAConfig]):
-    capabilities = Capabilities(causal=False, cross=False, grid=True, state="none")
+    capabilities = Capabilities(causal=False, cross=False, grid=True, state="none", averages=True)
     examples = (
         {"landmarks": 4},
         {"landmarks": 5, "proposal": "adaptive", "alpha": 2.0},

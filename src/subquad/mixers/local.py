@@ -27,7 +27,7 @@ class LocalConfig(WindowConfig):
 
 @register("local")
 class Local(WindowMixer[LocalConfig]):
-    capabilities = Capabilities(causal=True, cross=False, grid=True, state="one window, O(1)")
+    capabilities = Capabilities(causal=True, cross=False, grid=True, state="one window, O(1)", averages=True)
     state_type = WindowState
     examples = (
         {"window": 4},

@@ -100,7 +100,7 @@ class Sums(NamedTuple):
 
 @register("performer")
 class Performer(AttentionMixer[PerformerConfig]):
-    capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)")
+    capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)", averages=True)
     state_type, context_type = PerformerState, PerformerContext
     examples = (
         {"features": 8},

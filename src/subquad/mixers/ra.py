@@ -35,7 +35,7 @@ class RAConfig(AttentionConfig):
 
 @register("ra")
 class RA(AttentionMixer[RAConfig]):
-    capabilities = Capabilities(causal=False, cross=False, grid=False, state="none", linear=False)
+    capabilities = Capabilities(causal=False, cross=False, grid=False, state="none", linear=False, averages=True)
     examples = ({"proposal": "mean"}, {"proposal": "softmax"})
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:

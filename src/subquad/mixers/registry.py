@@ -22,13 +22,18 @@ def register(name: str) -> Callable[[MixerType], MixerType]:
     def add(mixer: MixerType) -> MixerType:
         if name in _REGISTRY:
             raise ValueError(f"two mechanisms are called {name!r}: {_REGISTRY[name].__module__} and {mixer.__module__}")
-        if not sys.modules[mixer.__module__].__doc__:
-            raise ValueError(f"the file of mechanism {name!r} needs a docstring: equation, cost, citation")
+        if not documentation(mixer):
+            raise ValueError(f"the file or class of mechanism {name!r} needs a docstring: equation, cost, citation")
         mixer.name = name
         _REGISTRY[name] = mixer
         return mixer
 
     return add
+
+
+def documentation(mixer: "type[Mixer]") -> str:
+    """What a mechanism says about itself: the docstring of its class, or of its file when the class has none."""
+    return mixer.__doc__ or sys.modules[mixer.__module__].__doc__ or ""
 
 
 def available() -> list[str]:
@@ -50,18 +55,30 @@ def build(name: str, **options: Any) -> "Mixer":
     return mixer_class(name)(**options)
 
 
-def refuse(name: str, place: Literal["causal", "cross"]) -> None:
-    """Raises ValueError if the mechanism cannot stand there, whatever its options."""
-    has = mixer_class(name).capabilities
-    if place == "causal" and not has.causal:
-        raise ValueError(f"{name} cannot be causal: every output depends on the whole sequence. {who_can('causal')}")
-    if place == "cross" and not has.cross:
-        raise ValueError(f"{name} cannot read a context: it has no cross-attention form. {who_can('cross')}")
+Ability = Literal["bidirectional", "causal", "cross"]
+REASONS: dict[Ability, str] = {
+    "bidirectional": "cannot look both ways: it is causal only, so that no output sees a later position",
+    "causal": "cannot be causal: every output depends on the whole sequence",
+    "cross": "cannot read a context: it has no cross-attention form",
+}
 
 
-def who_can(ability: str) -> str:
+def why_not(mixer: "type[Mixer]", ability: Ability) -> str | None:
+    """Why the mechanism lacks an ability, whatever its options, as a sentence without its full stop; or None."""
+    return None if getattr(mixer.capabilities, ability) else f"{mixer.name} {REASONS[ability]}"
+
+
+def refuse(mixer: "type[Mixer]", ability: Ability) -> None:
+    """Raises ValueError if the mechanism lacks an ability, and names those that have it."""
+    reason = why_not(mixer, ability)
+    if reason is not None:
+        raise ValueError(f"{reason}. {who_can(ability)}")
+
+
+def who_can(ability: Ability | Literal["state"]) -> str:
     """Names the mechanisms that can do what another refused."""
     able = {
+        "bidirectional": ("mechanisms that look both ways", lambda c: c.bidirectional),
         "causal": ("causal mechanisms", lambda c: c.causal),
         "cross": ("mechanisms with cross-attention", lambda c: c.cross),
         "state": ("mechanisms that stream when causal", lambda c: c.causal and c.state != "none"),

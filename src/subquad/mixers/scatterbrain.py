@@ -36,7 +36,7 @@ class ScatterBrainConfig(WindowConfig):
 
 @register("scatterbrain")
 class ScatterBrain(WindowMixer[ScatterBrainConfig]):
-    capabilities = Capabilities(causal=False, cross=False, grid=True, state="none")
+    capabilities = Capabilities(causal=False, cross=False, grid=True, state="none", averages=True)
     examples = (
         {"window": 4, "features": 8},
         {"window": 3, "features": 6, "overlap": True, "relative": "table"},

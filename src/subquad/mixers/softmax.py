@@ -94,7 +94,9 @@ def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> 
 
 @register("softmax")
 class Softmax(SoftmaxHeads[SoftmaxConfig]):
-    capabilities = Capabilities(causal=True, cross=True, grid=False, state="keys and values, O(T)", linear=False)
+    capabilities = Capabilities(
+        causal=True, cross=True, grid=False, state="keys and values, O(T)", linear=False, averages=True
+    )
     state_type, context_type = SoftmaxState, SoftmaxContext
     examples = ({}, {"head_dim": 3}, {"qkv_bias": False, "out_projection": False}, {"rotary": True})
 

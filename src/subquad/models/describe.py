@@ -3,13 +3,13 @@
 import dataclasses
 import inspect
 import re
-import sys
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from subquad.mixers import Mixer, mixer_class
+from subquad.mixers.registry import documentation
 
 TITLE = re.compile(r"(Equation|Cost|Citation)s?[:,] *")
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -21,12 +21,18 @@ def describe(name: str) -> dict[str, Any]:
     idea, sections = docstring(mixer)
     return {
         "name": name,
-        "class": f"subquad.mixers.{mixer.__name__}",
+        "class": class_path(mixer),
         "idea": idea,
         "capabilities": capabilities(mixer),
         "sections": sections,
-        "options": [option(key, info) for key, info in mixer.Config.model_fields.items()],
+        "options": options_of(mixer),
     }
+
+
+def class_path(mixer: type[Mixer]) -> str:
+    """Where to import a mechanism's class from."""
+    own = mixer.__module__.startswith("subquad.mixers.")
+    return f"{'subquad.mixers' if own else mixer.__module__}.{mixer.__qualname__}"
 
 
 def describe_preset(name: str, batch: int, length: int) -> dict[str, Any]:
@@ -89,15 +95,16 @@ def capabilities(mixer: type[Mixer]) -> dict[str, Any]:
         "grid": has.grid,
         "state": has.state,
         "linear": has.linear,
+        "averages": has.averages,
     }
 
 
 def docstring(mixer: type[Mixer]) -> tuple[str, dict[str, str]]:
-    """The first paragraph of the mechanism's file, and what it says under "Equation", "Cost" and "Citation".
+    """The first paragraph of a mechanism's documentation, and what it says under "Equation", "Cost" and "Citation".
 
     A paragraph that begins with one of these titles opens a section; other paragraphs belong to the section before.
     """
-    text = inspect.cleandoc(sys.modules[mixer.__module__].__doc__ or "")
+    text = inspect.cleandoc(documentation(mixer))
     idea, *rest = re.split(r"\n[ ]*\n", text)
     sections: dict[str, str] = {}
     title = "Notes"
@@ -107,6 +114,14 @@ def docstring(mixer: type[Mixer]) -> tuple[str, dict[str, str]]:
             title, paragraph = found[1], paragraph[found.end() :]
         sections[title] = "\n\n".join(filter(None, [sections.get(title), paragraph]))
     return " ".join(idea.split()), {key: inspect.cleandoc(value) for key, value in sections.items()}
+
+
+def options_of(mixer: type[Mixer]) -> list[dict[str, Any]]:
+    options = [option(key, info) for key, info in mixer.Config.model_fields.items()]
+    for one in options:
+        if one["name"] == "causal" and not mixer.capabilities.bidirectional:
+            one["default"] = True
+    return options
 
 
 def option(name: str, field: FieldInfo) -> dict[str, Any]:

@@ -123,15 +123,12 @@ class StackConfig(Options):
 
     def check(self) -> None:
         for name, options in self.mixer.by_layer(self.layers):
-            if self.causal:
-                refuse(name, "causal")
-            self._parse(name, options, self.causal)
+            if self.causal and options.get("causal") is False:
+                raise ValueError(f"{name}: causal=False would show later tokens to a causal stack; leave it out")
+            mixer_class(name).parse(self.complete(options, self.causal))
         for name, options in self.cross.by_layer(self.layers) if self.cross is not None else ():
-            refuse(name, "cross")
-            self._parse(name, options, False)
-
-    def _parse(self, name: str, options: dict[str, Any], causal: bool) -> None:
-        mixer_class(name).Config.parse(name, self.complete(options, causal))
+            refuse(mixer_class(name), "cross")
+            mixer_class(name).parse(self.complete(options, False))
 
     def complete(self, options: dict[str, Any], causal: bool) -> dict[str, Any]:
         """Options of a mixer with what the stack decides."""
