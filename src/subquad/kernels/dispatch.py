@@ -11,12 +11,13 @@ What torch.export traces is the reference, so that an exported graph runs withou
 
 import importlib
 import os
-from collections.abc import Callable
 from functools import cache
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from subquad.kernels import tracing
 
 Kernels = Literal["cpu", "gpu"]
 Implementation = Literal["reference"] | Kernels
@@ -28,16 +29,10 @@ _INSTALL = {
 }
 
 
-def _constant_when_compiled(function: Callable[..., bool]) -> Callable[..., bool]:
-    """What torch.compiler.assume_constant_result does, without importing the compiler, which takes seconds."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
-
-
 def chosen(x: Tensor) -> Implementation:
     """The implementation for an operation on tensors where x is."""
     wanted = os.environ.get(VARIABLE) or "auto"
-    if wanted == "reference" or torch.compiler.is_exporting():
+    if wanted == "reference" or tracing.is_exporting():
         return "reference"
     if wanted == "auto":
         if x.device.type == "cpu":
@@ -50,7 +45,7 @@ def chosen(x: Tensor) -> Implementation:
     return forced
 
 
-@_constant_when_compiled
+@tracing.constant_when_compiled
 def reference_forced() -> bool:
     """Whether the user wants plain torch everywhere; for operations whose fast form is made of torch's own products."""
     return os.environ.get(VARIABLE) == "reference"
@@ -58,33 +53,17 @@ def reference_forced() -> bool:
 
 def fuses_on_cpu(x: Tensor) -> bool:
     """Whether fused operations made of torch's own products serve x: full precision, on the CPU, and not in exports."""
-    if torch.compiler.is_exporting() or x.device.type != "cpu":
+    if tracing.is_exporting() or x.device.type != "cpu":
         return False
     return x.dtype in (torch.float32, torch.float64) and not reference_forced()
 
 
-def calls_directly(*tensors: Tensor) -> bool:
-    """Whether a kernel may be called without the `torch.library` operation around it, whose call costs as much as a
-    small kernel does: nobody differentiates, traces or compiles. What is exported must not hold the operation. On the
-    meta device the operation tells its shape and its FLOPs at once, where the reference would go through every tap."""
-    if torch.compiler.is_exporting():
-        return True
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors)):
-        return False
-    return all(type(one) in (Tensor, nn.Parameter) and not one.is_meta for one in tensors)
-
-
-def is_free(size: int) -> bool:
-    """Whether an export leaves a size open: its one graph then serves every size, 1 among them, without a branch."""
-    return torch.compiler.is_exporting() and not isinstance(size, int)
-
-
-@_constant_when_compiled
+@tracing.constant_when_compiled
 def triton_serves(device: str) -> bool:
     """Whether Triton kernels run for tensors on a kind of device ("cuda", "cpu"), also asked by compiled code."""
     wanted = os.environ.get(VARIABLE) or "auto"
     interpreted = wanted == "gpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if torch.compiler.is_exporting():
+    if tracing.is_exporting():
         return False
     return wanted in ("auto", "gpu") and (device == "cuda" or interpreted) and _reason("gpu") is None
 

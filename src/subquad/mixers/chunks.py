@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from subquad.kernels.dispatch import is_free
+from subquad.kernels import tracing
 from subquad.mixers.windows import mask_cells, partition
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -48,7 +48,7 @@ def cut(
     """
     if len(space) == 2:
         return _cut_grid(qkv, space, tokens, extension, chunk_size, landmarks)
-    if landmarks is not None and (lengths is not None or torch.compiler.is_compiling()):
+    if landmarks is not None and (lengths is not None or not tracing.may_branch_on_length()):
         # Slices of a symbolic size would cost compiled code a graph for every length; lookups do not.
         return _cut_rows(qkv, tokens, lengths, window, extension, landmarks)
     size = chunk_size or max(1, space[0] // (landmarks or 1))
@@ -73,7 +73,7 @@ def _cut_rows(
         assert tokens is not None  # compiled code always has a mask
         lengths = tokens.sum((1, 2, 3))
     most = 2 * landmarks - 1  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
-    if is_free(space):
+    if tracing.is_symbolic(space):
         longest = space // landmarks + 2
     else:
         longest, most = max(1, space // landmarks), max(1, min(space, most))

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels import tracing
 from subquad.kernels.chunk_values import chunk_values
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
@@ -168,7 +169,7 @@ class EVA(WindowMixer[EVAConfig]):
     def _even_chunk(self, covered: tuple[int, ...], lengths: Tensor | None) -> int | None:
         """The chunk size, when all rows have the same, chunks do not overlap, and they fill the covered length."""
         size, landmarks = self.config.chunking
-        if landmarks is not None and lengths is None and not torch.compiler.is_compiling():
+        if landmarks is not None and lengths is None and tracing.may_branch_on_length():
             size = max(1, covered[0] // landmarks)
         overlaps = self.config.overlap and not self.config.is_decoder
         return None if size is None or overlaps or covered[0] % size else size

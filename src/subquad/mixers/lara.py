@@ -22,7 +22,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.kernels.dispatch import fuses_on_cpu, is_free
+from subquad.kernels import tracing
+from subquad.kernels.dispatch import fuses_on_cpu
 from subquad.kernels.landmark_attention import LEAST_WEIGHT, Focus, landmark_attention
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer, HeadMap, init_small, kernel_logits
@@ -126,7 +127,7 @@ class LARA(AttentionMixer[LARAConfig]):
         if config.rotary:  # what is turned by positions has means of its own
             landmarks = self.split_heads(means(member, flat))
         else:
-            even = layout == Layout() and x.shape[1] % config.landmarks == 0 and not torch.compiler.is_compiling()
+            even = layout == Layout() and x.shape[1] % config.landmarks == 0 and tracing.may_branch_on_length()
             landmarks = self.project(x.unflatten(1, (config.landmarks, -1)).mean(2) if even else means(member, x))
         q_bar, k_bar, v_bar = (self._only(exists, part) for part in landmarks)
         if layout.grid is None:
@@ -143,7 +144,7 @@ class LARA(AttentionMixer[LARAConfig]):
         time, count = x.shape[1], self.config.landmarks
         if layout.grid is not None:
             member = grid_cells(layout.grid, math.isqrt(count), x.device)
-        elif not is_free(time) and time <= count:  # segments of one token each
+        elif not tracing.is_symbolic(time) and time <= count:  # segments of one token each
             member = torch.eye(time, dtype=torch.bool, device=x.device)[None]
         else:
             lengths = layout.lengths(x) if layout.valid is not None else torch.tensor([time], device=x.device)

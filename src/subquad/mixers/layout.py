@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from subquad.kernels import tracing
+
 
 class Layout(NamedTuple):
     """What a mechanism is told about the positions of `x`: (batch, time, channels).
@@ -64,6 +66,6 @@ class RightPadding:
 
 def _is_right_already(padding: Tensor) -> bool:
     """Whether nothing has to move. Other devices would wait for the answer; a compiled graph cannot depend on it."""
-    if padding.device.type != "cpu" or torch.compiler.is_compiling():
+    if padding.device.type != "cpu" or not tracing.may_read_values(padding):
         return False
     return not bool((padding[:, :-1] & padding[:, 1:].logical_not()).any())

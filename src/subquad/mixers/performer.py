@@ -26,6 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.kernels import tracing
 from subquad.kernels.dispatch import fuses_on_cpu
 from subquad.kernels.feature_attention import feature_attention, feature_scores
 from subquad.kernels.scan import NO_LEVEL, causal_sums_for, running_maximum
@@ -278,7 +279,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         limit = self.config.max_length
         if not self.config.cosine or limit is None:
             return
-        if isinstance(lengths, Tensor) and (torch.compiler.is_compiling() or not lengths.numel()):
+        if isinstance(lengths, Tensor) and not (tracing.may_read_values(lengths) and lengths.numel()):
             return
         longest = int(lengths.max()) if isinstance(lengths, Tensor) else lengths
         if longest > limit:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels import tracing
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
@@ -70,7 +71,7 @@ class ShortConvState(State):
         """The last inputs of every row and then its new ones: (batch, K - 1 + time, conv_dim)."""
         if self.order is None:
             return torch.cat([self.inputs.to(u.dtype), u], 1)
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.inputs.dtype != u.dtype:
+        if torch.is_grad_enabled() or tracing.is_tracing() or self.inputs.dtype != u.dtype:
             return torch.cat([self.inputs.index_select(0, self.order).to(u.dtype), u], 1)
         count = self.inputs.shape[1]
         extended = u.new_empty(u.shape[0], count + u.shape[1], u.shape[2])

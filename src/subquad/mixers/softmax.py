@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels import tracing
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout, right_padded
@@ -78,7 +79,7 @@ class SoftmaxHeads(AttentionMixer[SoftmaxConfigT]):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
         drop = self.config.attention_dropout if self.training else 0.0
-        plain = not (drop or causal or torch.is_grad_enabled() or torch.compiler.is_exporting())
+        plain = not (drop or causal or torch.is_grad_enabled() or tracing.is_exporting())
         if plain and q.shape[2] <= FEW_QUERIES and q.device.type == "cpu":
             return _attend_plainly(q, k, v, allowed)
         return F.scaled_dot_product_attention(q, k, v, allowed, drop, is_causal=causal)

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.kernels.dispatch import fuses_on_cpu, is_free
+from subquad.kernels import tracing
+from subquad.kernels.dispatch import fuses_on_cpu
 from subquad.kernels.window_attention import Shape, window_attention
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import at_least_float32
@@ -61,7 +62,7 @@ class WindowConfig(AttentionConfig):
 def partition(x: Tensor, size: int, reach: tuple[int, int], counts: Sequence[int]) -> Tensor:
     """(batch, heads, *space, width) -> (batch, heads, windows, cells, width); what lies outside the space is 0."""
     before, after = reach
-    if len(counts) == 1 and is_free(counts[0]):
+    if len(counts) == 1 and tracing.is_symbolic(counts[0]):
         return _looked_up(x, size, reach, counts[0])
     pads = [0, 0]
     for axis in reversed(range(len(counts))):
@@ -93,7 +94,7 @@ def merge_windows(y: Tensor, size: int, covered: Sequence[int]) -> Tensor:
 def uncover(y: Tensor, covered: Sequence[int], space: Sequence[int]) -> Tensor:
     """The cells of `space` among those that were covered: (batch, covered cells, channels) -> (batch, N, channels)."""
     if len(space) == 1:
-        if torch.compiler.is_compiling():  # a slice is contiguous or not: two graphs; a lookup always is
+        if not tracing.may_branch_on_length():  # a slice is contiguous or not: two graphs; a lookup always is
             return y.index_select(1, torch.arange(space[0], device=y.device))
         return y[:, : space[0]]
     return y if covered == space else y.unflatten(1, tuple(covered))[:, : space[0], : space[1]].flatten(1, 2)
@@ -253,9 +254,9 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
         Also the covered space, and which of its cells are tokens: (batch or 1, 1, *space, 1) bool, None when all are.
         """
         size = self.window_on(space)
-        covered = tuple(((cells + size - 1) // size + is_free(cells)) * size for cells in space)
+        covered = tuple(((cells + size - 1) // size + tracing.is_symbolic(cells)) * size for cells in space)
         # Compiled code always pads and masks: a branch on the length would cost a graph of its own.
-        if layout.valid is None and not torch.compiler.is_compiling() and covered == space:
+        if layout.valid is None and tracing.may_branch_on_length() and covered == space:
             return x, covered, None
         valid = layout.valid if layout.valid is not None else x.new_ones((1, x.shape[1]), dtype=torch.bool)
         pads = [0, 0]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subquad.kernels import tracing
 from subquad.mixers import Mixer
 
 NEVER_SEEN = -1e4
@@ -85,7 +86,7 @@ def padding_of(mask: Tensor | None, x: Tensor, causal: bool) -> Tensor | None:
     if mask.dim() == 4:
         allowed = mask if mask.dtype == torch.bool else mask == 0
         tokens = allowed[:, 0, -1]  # the last query sees every token
-        if not torch.compiler.is_compiling():
+        if tracing.may_read_values(mask):
             _check_mask(mask, allowed, tokens, causal)
     elif mask.dim() == 2:
         tokens = mask != 0

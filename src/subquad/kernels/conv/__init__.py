@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels import dispatch
+from subquad.kernels import dispatch, tracing
 
 
 def tap_conv(x: Tensor, taps: Tensor, before: int, *, softmax: bool = False) -> Tensor:
@@ -45,7 +45,7 @@ def _checked(x: Tensor, taps: Tensor, before: int, length: int, softmax: bool) -
     assert x.shape[-1] % taps.shape[-2] == 0, (x.shape, taps.shape)
     assert taps.dim() == 2 or taps.shape[:2] == (x.shape[0], length), (x.shape, taps.shape)
     taps = taps.to(_precision(x))
-    if dispatch.calls_directly(x, taps):
+    if tracing.may_call_directly(x, taps):
         taps = _softmax_implementation(x).softmax(taps) if softmax else taps
         return _implementation(x).forward(x, taps, before, length)
     return _softmax_tap_conv(x, taps, before, length) if softmax else _tap_conv(x, taps, before, length)

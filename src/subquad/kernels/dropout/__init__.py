@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.kernels import tracing
+
 LEVELS = 2**16
 LEAST = -(2**63)
 
@@ -16,7 +18,7 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     """x with values set to 0 at random, each with chance `rate` (to 1/65536), the others scaled to keep the mean."""
     if not training or rate == 0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or tracing.is_tracing():
         return F.dropout(x, rate)
     dropped = round(rate * LEVELS)
     # from the least number to none: all 64 bits are drawn

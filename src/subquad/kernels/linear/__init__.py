@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels import dispatch
+from subquad.kernels import dispatch, tracing
 
 FEW_ROWS = 16
 """Up to so many rows the time of reading the weights decides, which torch's products reach half of."""
@@ -35,7 +35,7 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
         return F.linear(x, weight, bias)
     flat = x.reshape(rows, x.shape[-1])
     # The operation costs more than the kernel's own call; what is compiled needs it.
-    call = _few_rows_op if torch.compiler.is_compiling() else _few_rows
+    call = _few_rows_op if tracing.is_tracing() else _few_rows
     return call(flat, weight, bias).view(*x.shape[:-1], weight.shape[0])
 
 
@@ -65,7 +65,7 @@ def _called_directly(
 
     def apply(x: Tensor) -> Tensor:
         rows = x.numel() // width
-        if rows > most_rows or x.dtype != torch.float32 or torch.compiler.is_compiling() or _differentiates(x, weight):
+        if rows > most_rows or x.dtype != torch.float32 or tracing.is_tracing() or _differentiates(x, weight):
             return whole(x)
         return kernel(x)
 
@@ -77,7 +77,7 @@ def int8_linear(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None = 
     if _differentiates(x, scale):
         raise ValueError("int8 weights are for inference; call the model inside torch.inference_mode()")
     flat = x.reshape(-1, x.shape[-1]).float()
-    call = _int8_op if torch.compiler.is_compiling() else _int8
+    call = _int8_op if tracing.is_tracing() else _int8
     return call(flat, values, scale, bias).view(*x.shape[:-1], values.shape[0]).to(x.dtype)
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels.dispatch import is_free, triton_serves
+from subquad.kernels import tracing
+from subquad.kernels.dispatch import triton_serves
 
 BLOCK = 64
 GROUP = 16
@@ -58,7 +59,7 @@ def decayed_sums(sums: Tensor, level: Tensor) -> Tensor:
     about a million tokens.
     """
     n = sums.shape[2]
-    if is_free(n):  # groups of groups: more than an export can know about
+    if tracing.is_symbolic(n):  # groups of groups: more than an export can know about
         return (decays(level) @ sums.flatten(3)).unflatten(-1, sums.shape[3:])
     grouped, level = _blocks(sums.flatten(3), GROUP), _blocks(level[..., None], GROUP).squeeze(-1)
     inner = decays(level) @ grouped
@@ -78,7 +79,7 @@ def decays(level: Tensor) -> Tensor:
 
 def running_maximum(level: Tensor) -> Tensor:
     """max_{j <= i} level_j for each i: (batch, heads, n)."""
-    if not torch.compiler.is_exporting():
+    if not tracing.is_exporting():
         return level.cummax(-1).values
     # ONNX has no such operation, so blocks are compared pair by pair, and then their ends.
     inner = _maxima_up_to(_blocks(level[..., None], BLOCK).squeeze(-1), 0)
@@ -99,9 +100,9 @@ def _split(n: int, most: int) -> tuple[int, int]:
     Compiled code has to serve any n: there every block is full size, with at least one free entry in the last, because
     one graph cannot cover both blocks with and blocks without filling. Nor can an export cover one block and several.
     """
-    if is_free(n):
+    if tracing.is_symbolic(n):
         return n // most + 2, most
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if tracing.is_tracing() and not tracing.is_exporting():
         return n // most + 1, most
     count = -(-n // most)
     return count, -(-n // count)
@@ -109,7 +110,11 @@ def _split(n: int, most: int) -> tuple[int, int]:
 
 def _first(t: Tensor, count: int, dim: int) -> Tensor:
     """The first entries of an axis. An export does not know of every count whether there are so many: it looks up."""
-    return t.index_select(dim, torch.arange(count, device=t.device)) if is_free(count) else t.narrow(dim, 0, count)
+    return (
+        t.index_select(dim, torch.arange(count, device=t.device))
+        if tracing.is_symbolic(count)
+        else t.narrow(dim, 0, count)
+    )
 
 
 def _blocks(t: Tensor, most: int) -> Tensor:

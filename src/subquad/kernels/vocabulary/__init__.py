@@ -7,7 +7,7 @@ largest(values, count)[r]     the `count` largest entries of a row, the largest 
 import torch
 from torch import Tensor
 
-from subquad.kernels import dispatch
+from subquad.kernels import dispatch, tracing
 
 
 def log_sum_exp(values: Tensor) -> Tensor:
@@ -29,6 +29,6 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _compiled_for(values: Tensor) -> bool:
-    if torch.compiler.is_compiling() or values.dtype not in (torch.float32, torch.float64):
+    if tracing.is_tracing() or values.dtype not in (torch.float32, torch.float64):
         return False
     return dispatch.chosen(values) == "cpu"

@@ -1,0 +1,1 @@
+"""Tests of `subquad.kernels`, a file for each of its modules and operations."""
