@@ -10,9 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 from subquad.cli.data import data as data_app
-from subquad.cli.data import progress_text
 from subquad.data.text import encode
-from subquad.data.text.prepare import Progress, TextDataConfig, prepare_text
+from subquad.data.text.prepare import PrepareStatus, TextDataConfig, prepare_text
 from subquad.data.text.prepared import Prepared, open_prepared
 from subquad.data.text.sources import TextSource
 from subquad.data.text.stats import text_stats
@@ -36,7 +35,7 @@ def texts(prepared: Prepared, split: str, side: str) -> list[str]:
 
 
 def test_translation(tmp_path: Path, files) -> None:
-    seen: list[Progress] = []
+    seen: list[PrepareStatus] = []
     prepared = prepare_text(translation(files), tmp_path / "out", report=seen.append)
     kept = [0, 2, 3]  # the second has an empty side
     assert texts(prepared, "train", "source") == [ENGLISH[i] for i in kept]
@@ -260,6 +259,6 @@ def test_prepare_from_yaml(tmp_path: Path, files) -> None:
         call("prepare", tmp_path / "out", "--config", tmp_path / "none.yaml")
 
 
-def test_progress_text() -> None:
-    text = progress_text(Progress("train", 1000, 20_000, 25, 100, 2.0))
-    assert text == "train: 1,000 samples, 20,000 tokens, 500 samples/s, 25 %, 6 s left"
+def test_a_status_is_one_line() -> None:
+    status = PrepareStatus("train", 1000, 20_000, 25, 100, 2.0)
+    assert status.message == "train: 1,000 samples, 20,000 tokens, 500 samples/s"

@@ -1,8 +1,7 @@
 """`subquad data`: prepare text for training, and say what prepared data looks like."""
 
 import json
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +9,11 @@ import typer
 
 from subquad.cli.help import Command, Group
 from subquad.cli.output import print_table
+from subquad.progress import Progress
 
 if TYPE_CHECKING:
-    from subquad.data.text.prepare import Progress
+    from subquad.data.text.prepare import PrepareStatus
     from subquad.data.text.prepared import Prepared
-
-SECONDS_BETWEEN_LINES = 10.0
-SECONDS_BETWEEN_UPDATES = 0.2
 
 data = typer.Typer(cls=Group, rich_markup_mode=None)
 Files = Annotated[list[str] | None, typer.Option(help="A file; give the option again for the second language.")]
@@ -82,11 +79,8 @@ def prepare(
     given.update(_given(task=task, max_length=max_length, keep_empty=keep_empty))
     if not given["splits"]:
         raise ValueError("nothing to prepare: give files with --train, --valid and --test, or a --config")
-    line = _ProgressLine()
-    try:
-        prepared = prepare_text(TextDataConfig.parse("data", given), folder, workers, line)
-    finally:
-        line.end()
+    with Progress() as progress:
+        prepared = prepare_text(TextDataConfig.parse("data", given), folder, workers, _report_to(progress))
     described = {"folder": str(folder), "changes": dict(prepared.changes), **prepared.description}
     print(json.dumps(described, indent=2)) if as_json else _print_prepared(prepared)
 
@@ -128,6 +122,18 @@ def stats(
             prepared.verify()
         described = text_stats(prepared, most) | {"folder": str(folder)}
     print(json.dumps(described, indent=2)) if as_json else _print_stats(described)
+
+
+def _report_to(progress: Progress) -> Callable[["PrepareStatus"], None]:
+    stages: list[str] = []
+
+    def report(status: "PrepareStatus") -> None:
+        if status.stage not in stages:
+            stages.append(status.stage)
+            progress.restart(status.bytes_total or None)
+        progress.update(status.message, status.bytes_read if status.bytes_total else None)
+
+    return report
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -184,37 +190,3 @@ def _print_stats(described: dict[str, Any]) -> None:
             frequent = ", ".join(f"{item['symbol']} {item['count']:,}" for item in found["most_frequent"])
             if frequent:
                 print(f"  most frequent in {side}: {frequent}")
-
-
-class _ProgressLine:
-    """Progress on one line of a terminal, or as a line now and then in a log."""
-
-    def __init__(self) -> None:
-        self.terminal = sys.stderr.isatty()
-        self.last = time.monotonic()
-
-    def __call__(self, progress: "Progress") -> None:
-        now = time.monotonic()
-        if now - self.last < (SECONDS_BETWEEN_UPDATES if self.terminal else SECONDS_BETWEEN_LINES):
-            return
-        self.last = now
-        text = progress_text(progress)
-        print(f"\r\x1b[K{text}" if self.terminal else f"{text}\n", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self.terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def progress_text(progress: "Progress") -> str:
-    """One line: how much, how fast, how long yet."""
-    parts = [f"{progress.stage}: {progress.samples:,} samples"]
-    if progress.tokens:
-        parts.append(f"{progress.tokens:,} tokens")
-    if progress.seconds:
-        parts.append(f"{progress.samples / progress.seconds:,.0f} samples/s")
-    if progress.bytes_read and progress.bytes_total:
-        share = min(1.0, progress.bytes_read / progress.bytes_total)
-        parts.append(f"{100 * share:.0f} %")
-        parts.append(f"{progress.seconds * (1 - share) / share:,.0f} s left")
-    return ", ".join(parts)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from subquad.progress import Progress
+
 if TYPE_CHECKING:
     from subquad.decode.options import DecodeOptions
     from subquad.decode.translate import Translated, Translator
     from subquad.train.recipe import Recipe
-
-SECONDS_BETWEEN_LINES = 10.0
 
 
 def translate(
@@ -69,14 +69,15 @@ def translate(
     translator = _open(runs, checkpoint, given, alignments)
     show = _Columns(translator.options.nbest > 1, scores, alignments)
     reader = _Reader(sys.stdin.buffer)
-    rate = _Rate()
-    for window in reader.windows():
-        sources, starts = _split(window, rate.done) if prefix else (window, None)
-        for translated in translator.window(sources, starts):
-            rate.done += 1
-            sys.stdout.write(show(rate.done, translated))
-        sys.stdout.flush()
-        rate.report()
+    number, start = 0, time.monotonic()
+    with Progress(live=sys.stderr.isatty() and not sys.stdout.isatty()) as progress:
+        for window in reader.windows():
+            sources, starts = _split(window, number) if prefix else (window, None)
+            for translated in translator.window(sources, starts):
+                number += 1
+                sys.stdout.write(show(number, translated))
+                progress.update(f"{number:,} lines, {number / (time.monotonic() - start):,.0f} a second")
+            sys.stdout.flush()
     _warn(reader.replaced, "were not UTF-8: what could not be read was replaced")
     _warn(translator.empty, "were empty, and so are their translations")
     _warn(translator.shortened, f"were cut at {translator.most_source:,} tokens, the most that are read of a line")
@@ -182,20 +183,6 @@ class _Reader:
         text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
         self.replaced += "\N{REPLACEMENT CHARACTER}" in text
         return text
-
-
-class _Rate:
-    """How fast lines are done: said now and then, on stderr."""
-
-    def __init__(self) -> None:
-        self.done, self.start = 0, time.monotonic()
-        self.said = self.start
-
-    def report(self) -> None:
-        now = time.monotonic()
-        if now - self.said >= SECONDS_BETWEEN_LINES:
-            self.said = now
-            print(f"{self.done:,} lines, {self.done / (now - self.start):,.0f} a second", file=sys.stderr, flush=True)
 
 
 def _warn(count: int, what: str) -> None:

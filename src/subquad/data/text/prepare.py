@@ -92,8 +92,9 @@ class TextDataConfig(Options):
 
 
 @dataclass(frozen=True)
-class Progress:
-    """stage: a split or a tokenizer's folder; bytes read of those there are (0: not known, as for parquet)."""
+class PrepareStatus:
+    """How far preparing has come. stage: a split or a tokenizer's folder. bytes_total: 0 where it is not known, as for
+    parquet."""
 
     stage: str
     samples: int
@@ -102,8 +103,18 @@ class Progress:
     bytes_total: int
     seconds: float
 
+    @property
+    def message(self) -> str:
+        """One line: how much was done, and how fast."""
+        parts = [f"{self.stage}: {self.samples:,} samples"]
+        if self.tokens:
+            parts.append(f"{self.tokens:,} tokens")
+        if self.seconds:
+            parts.append(f"{self.samples / self.seconds:,.0f} samples/s")
+        return ", ".join(parts)
 
-Report = Callable[[Progress], None]
+
+Report = Callable[[PrepareStatus], None]
 
 
 def prepare_text(
@@ -297,7 +308,7 @@ class _Meter:
 
     def show(self, samples: int, tokens: int) -> None:
         seconds = time.monotonic() - self.start
-        self.report(Progress(self.stage, samples, tokens, self.position.bytes, self.total, seconds))
+        self.report(PrepareStatus(self.stage, samples, tokens, self.position.bytes, self.total, seconds))
 
 
 def _difference(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:

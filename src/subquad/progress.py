@@ -1,0 +1,144 @@
+"""How far long work has come, on stderr: one live line on a terminal, drawn by rich, and plain lines in a log file.
+
+The command line, training and data preparation all report through `Progress`.
+"""
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+REFRESH_SECONDS = 0.2
+"""The time between two changes of a terminal's line."""
+LOG_SECONDS = 10.0
+"""The least time between two lines of a log, where updates come more often."""
+
+
+class Progress:
+    """Shows messages, and the time left where it is known how much there is to do. Used as a context.
+
+    A terminal shows the newest message on one line that changes, with a bar and the times. Anything else gets a plain
+    line for an update at most every ten seconds, or exactly for those that say `log=True`. A `note` always stays.
+    """
+
+    def __init__(self, total: float | None = None, *, stream: TextIO | None = None, live: bool | None = None) -> None:
+        """total: the value of `done` at which the work is over; None: not known, so that no time left is shown.
+
+        stream: stderr if it is not given. live: whether to draw as on a terminal; by default the stream decides.
+        """
+        self.total, self.done = total, 0.0
+        self.stream = stream if stream is not None else sys.stderr
+        self.live = self.stream.isatty() and os.environ.get("TERM") != "dumb" if live is None else live
+        self.started = self.logged = time.monotonic()
+        self.drawn = 0.0
+        self.first: tuple[float, float] | None = None
+        """The time of the first update, and what was done by then: it warms up, or goes on with earlier work."""
+        self._bar = self._start_bar() if self.live else None
+
+    def update(self, message: str, done: float | None = None, *, log: bool | None = None) -> None:
+        """Shows what is happening now. done: how much is finished in all, in the unit of `total`.
+
+        log: whether a log gets a line for it; None: if the last line is ten seconds old.
+        """
+        now = time.monotonic()
+        if done is not None:
+            self.done = done
+            self.first = self.first or (now, done)
+        if self._bar is not None:
+            if log or now - self.drawn >= REFRESH_SECONDS:
+                self.drawn = now
+                self._draw(message)
+        elif log or (log is None and now - self.logged >= LOG_SECONDS):
+            self.logged = now
+            left = self.seconds_left()
+            self._print(message if left is None else f"{message}, {format_duration(left)} left")
+
+    def __call__(self, message: str) -> None:
+        """One more of `total` steps is done. In a log every step is a line."""
+        number = int(self.done) + 1
+        of = f"/{self.total:g}" if self.total is not None else ""
+        passed = "" if self.live else f", {format_duration(time.monotonic() - self.started)}"
+        self.update(f"[{number}{of}{passed}] {message}", number, log=True)
+
+    def restart(self, total: float | None) -> None:
+        """Begins another piece of work, whose time left has nothing to do with the last one's."""
+        self.total, self.done, self.first = total, 0.0, None
+        if self._bar is not None:
+            (task,) = self._bar.task_ids
+            self._bar.update(task, total=total)
+
+    def note(self, message: str) -> None:
+        """Prints a line that stays."""
+        if self._bar is None:
+            self._print(message)
+        else:
+            self._bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+    def seconds_left(self) -> float | None:
+        """The time left at the mean speed since the first update, if both it and the total are known."""
+        if self.total is None or self.first is None or self.done <= self.first[1]:
+            return None
+        start, before = self.first
+        return (time.monotonic() - start) * max(0.0, self.total - self.done) / (self.done - before)
+
+    def close(self) -> None:
+        """Removes the live line."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        print(line, file=self.stream, flush=True)
+
+    def _start_bar(self) -> "RichProgress":
+        from rich.console import Console
+        from rich.progress import BarColumn, ProgressColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+        from rich.table import Column
+
+        message = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False, table_column=message)]
+        columns.append(BarColumn(bar_width=20))
+        columns.append(TextColumn("{task.fields[times]}", markup=False))
+        # No thread draws: the process may fork. What is printed to a file must not come out on the terminal instead.
+        bar = RichProgress(
+            *columns,
+            console=Console(file=self.stream, force_terminal=True),
+            auto_refresh=False,
+            transient=True,
+            expand=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        bar.add_task("", total=self.total, times="")
+        bar.start()
+        return bar
+
+    def _draw(self, message: str) -> None:
+        assert self._bar is not None
+        times = [format_duration(time.monotonic() - self.started)]
+        if (left := self.seconds_left()) is not None:
+            times.append(f"{format_duration(left)} left")
+        (task,) = self._bar.task_ids
+        self._bar.update(task, completed=self.done, description=message, times=", ".join(times), refresh=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def format_duration(seconds: float) -> str:
+    """h:mm:ss, or m:ss below an hour.
+
+    >>> format_duration(75), format_duration(3600)
+    ('1:15', '1:00:00')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,90 @@
+"""Progress: one live line on a terminal, plain lines elsewhere, and the time left where it is known."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from subquad import progress as module
+from subquad.progress import Progress, format_duration
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands until a test moves it: the last number is the time."""
+    times = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: times[-1])
+    return times
+
+
+def test_steps_in_a_log_are_numbered_lines(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with Progress(3, stream=stream) as progress:
+        for message in ("first", "second", "third"):
+            clock.append(clock[-1] + 30)
+            progress(message)
+        progress.note("that was all")
+    assert stream.getvalue().splitlines() == [
+        "[1/3, 0:30] first",
+        "[2/3, 1:00] second, 0:30 left",
+        "[3/3, 1:30] third, 0:00 left",
+        "that was all",
+    ]
+
+
+def test_a_log_gets_a_line_every_ten_seconds(clock: list[float]) -> None:
+    stream = io.StringIO()
+    progress = Progress(stream=stream)
+    for number in range(1, 61):
+        clock.append(clock[-1] + 0.5)
+        progress.update(f"{number} lines")
+    assert stream.getvalue().splitlines() == ["20 lines", "40 lines", "60 lines"]
+    progress.update("asked for", log=True)
+    progress.update("not asked for", log=False)
+    assert stream.getvalue().splitlines()[3:] == ["asked for"]
+
+
+def test_the_time_left_counts_from_the_first_update(clock: list[float]) -> None:
+    """What was done before, as of a run that goes on, and the first update's own time tell nothing."""
+    progress = Progress(100, stream=io.StringIO())
+    assert progress.seconds_left() is None
+    clock.append(clock[-1] + 1000)
+    progress.update("goes on", 50)
+    assert progress.seconds_left() is None
+    clock.append(clock[-1] + 10)
+    progress.update("later", 60)
+    assert progress.seconds_left() == pytest.approx(40)
+    progress.restart(10)
+    assert progress.seconds_left() is None
+
+
+def test_a_terminal_shows_one_line_that_goes_away() -> None:
+    code = """
+from subquad.progress import Progress
+import sys
+with Progress(2) as progress:
+    progress("[first]")
+    progress.note("a [note] that stays")
+    progress("second")
+    print("the result")
+"""
+    parent, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stderr=child, stdout=subprocess.PIPE, env=environment, text=True
+    )
+    os.close(child)
+    shown = os.read(parent, 100_000).decode()
+    os.close(parent)
+    assert done.stdout == "the result\n"  # what goes to a file is not drawn
+    assert "[1/2] [first]" in shown
+    assert re.search(r"\n?\r?\x1b\[2Ka \[note\] that stays\r\n", shown)
+    assert shown.endswith("\x1b[1A\x1b[2K")  # the cursor goes up, and the line is empty
+
+
+def test_durations() -> None:
+    assert [format_duration(seconds) for seconds in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
