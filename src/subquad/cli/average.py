@@ -1,31 +1,33 @@
 """`subquad average`: the mean of the weights of several checkpoints of a run."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from subquad.cli.options import RunFolder
+
 
 def average(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory that `subquad train` made.")],
+    run: RunFolder,
     checkpoints: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CHECKPOINT", help="Checkpoints of it by name or path; or give --epochs or --updates."),
+        typer.Argument(metavar="CHECKPOINT", help="The checkpoints by name or path. Or give --epochs or --updates."),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="The newest N checkpoints that stand at the end of an epoch.")
+        int | None, typer.Option(min=1, help="Average the newest N checkpoints that were saved at the end of an epoch.")
     ] = None,
-    updates: Annotated[int | None, typer.Option(min=1, help="The newest N checkpoints, wherever they stand.")] = None,
+    updates: Annotated[int | None, typer.Option(min=1, help="Average the newest N checkpoints.")] = None,
     up_to: Annotated[
-        int | None, typer.Option(min=0, help="With --epochs or --updates: none after this epoch or update.")
+        int | None,
+        typer.Option(min=0, help="With --epochs or --updates, ignore what is newer than this."),
     ] = None,
-    name: Annotated[str, typer.Option(help="Of the checkpoint to write.")] = "average",
+    name: Annotated[str, typer.Option(help="The name of the checkpoint to write.")] = "average",
 ) -> None:
-    """Write the mean of several checkpoints of a run.
+    """Average the weights of several checkpoints of a run.
 
-    It becomes a checkpoint of the run, for `--checkpoint average` of other commands. Where the run keeps a moving
-    average of the weights, the mean is of those. The recipe's `checkpoints` section says how many are kept: the newest
-    two and the best, unless it says more.
+    The result is a checkpoint of the run, which other commands use with `--checkpoint average`. If the run keeps a
+    moving average of the weights, that is what is averaged. A run keeps its newest two checkpoints and the best one;
+    the section `checkpoints` of its recipe can ask for more.
 
     Examples:
     subquad average runs/phrases --updates 2

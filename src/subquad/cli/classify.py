@@ -1,23 +1,24 @@
 """`subquad classify`: the likeliest classes of images."""
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from subquad.cli.options import Checkpoint, RunFolder
+
 
 def classify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of image classification.")],
+    run: RunFolder,
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE", help="Image files, or npy and npz arrays of one or several images."),
+        typer.Argument(metavar="IMAGE", help="An image, or a file of numpy (npy, npz) with one or several images."),
     ],
-    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
+    checkpoint: Checkpoint = "best",
 ) -> None:
-    """Print the five likeliest classes of each image.
+    """Print the five most probable classes of each image.
 
-    A file that cannot be read is one line on stderr; the others are classified, and the exit code is 1.
+    A file that cannot be read is reported in one line on stderr. The others are classified, and the exit code is 1.
 
     Examples:
     subquad classify runs/digits image.png

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subquad.cli.help import Command, Group
-from subquad.cli.output import print_table
+from subquad.cli.options import AsJson
+from subquad.cli.output import Command, Group, print_table
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from subquad.data.text.prepared import Prepared
 
 data = typer.Typer(cls=Group, rich_markup_mode=None)
-Files = Annotated[list[str] | None, typer.Option(help="A file; give the option again for the second language.")]
+FILES = "A file of the {} data. Give the option again for the second language."
+TrainFiles = Annotated[list[str] | None, typer.Option(help=FILES.format("training"))]
+ValidFiles = Annotated[list[str] | None, typer.Option(help=FILES.format("validation"))]
+TestFiles = Annotated[list[str] | None, typer.Option(help=FILES.format("test"))]
 
 
 @data.callback()
@@ -31,34 +34,53 @@ def about() -> None:
 
 @data.command(cls=Command)
 def prepare(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the memory-mapped tokens go.")],
-    config: Annotated[Path | None, typer.Option(help="YAML file of all this; options here replace its own.")] = None,
-    task: Annotated[str | None, typer.Option(help="translation (default), language-model or classification.")] = None,
-    train: Files = None,
-    valid: Files = None,
-    test: Files = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of a table, by name or by number from 1: en,de or 2,1.")
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write the tokens to.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A YAML file with these settings. Options here replace those of the file."),
     ] = None,
-    format: Annotated[str | None, typer.Option(help="text, tsv, csv, jsonl or parquet; default: by name.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="What the data is for: translation (default), language-model or classification.")
+    ] = None,
+    train: TrainFiles = None,
+    valid: ValidFiles = None,
+    test: TestFiles = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="The columns of a table to read, by name (en,de) or by number from 1 (2,1)."),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(help="The format: text, tsv, csv, jsonl or parquet. By default the name tells it."),
+    ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="bpe, unigram, bytes, characters, words, file, sentencepiece, moses-bpe, ids, saved."),
+        typer.Option(
+            help="The tokenizer: bpe, unigram, bytes, characters, words, file, sentencepiece, moses-bpe, ids or saved."
+        ),
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Symbols of the vocabulary at most.")] = None,
-    tokenizer_path: Annotated[str | None, typer.Option(help="tokenizer.json, SentencePiece model or folder.")] = None,
-    codes: Annotated[str | None, typer.Option(help="File of subword-nmt codes, for moses-bpe.")] = None,
-    dictionary: Annotated[str | None, typer.Option(help="fairseq's dict.txt, for words and moses-bpe.")] = None,
-    separate: Annotated[bool, typer.Option("--separate", help="A vocabulary of its own for each language.")] = False,
-    max_length: Annotated[int | None, typer.Option(help="Skip samples with more tokens on a side.")] = None,
-    keep_empty: Annotated[bool | None, typer.Option(help="Keep samples with an empty side.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; default: as many as cores, if worth it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    vocab_size: Annotated[int | None, typer.Option(help="The vocabulary has at most this many symbols.")] = None,
+    tokenizer_path: Annotated[
+        str | None, typer.Option(help="An existing tokenizer: a tokenizer.json, a SentencePiece model or a folder.")
+    ] = None,
+    codes: Annotated[str | None, typer.Option(help="The file with the codes of subword-nmt, for moses-bpe.")] = None,
+    dictionary: Annotated[
+        str | None, typer.Option(help="A dict.txt of fairseq, for the tokenizers words and moses-bpe.")
+    ] = None,
+    separate: Annotated[bool, typer.Option("--separate", help="Give each language a vocabulary of its own.")] = False,
+    max_length: Annotated[
+        int | None, typer.Option(help="Skip samples with more tokens than this on one of their sides.")
+    ] = None,
+    keep_empty: Annotated[bool | None, typer.Option(help="Whether samples with an empty side are kept.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many processes work at once. By default one for each core, if it pays.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Tokenise text files into memory-mapped tokens, once.
+    """Turn text files into memory-mapped tokens, once.
 
-    Called again it redoes only what changed: an input, the tokenizer, an option. A recipe uses the result by
-    `data: {folder: FOLDER}`.
+    When it is called again, only what depends on a changed input, tokenizer or option is done anew. A recipe uses the
+    result with `data: {folder: FOLDER}`.
 
     Examples:
     subquad data prepare DATA --train train.en.gz --train train.de.gz --valid val.en.gz --valid val.de.gz
@@ -91,12 +113,14 @@ def stats(
         Path,
         typer.Argument(metavar="FOLDER", help="A folder that `subquad data prepare` or fairseq-preprocess wrote."),
     ],
-    most: Annotated[int, typer.Option(min=0, help="How many of the most frequent symbols.")] = 10,
+    most: Annotated[int, typer.Option(min=0, help="How many of the most frequent symbols to show.")] = 10,
     verify: Annotated[bool, typer.Option("--verify", help="Read all files and compare their checksums first.")] = False,
-    languages: Annotated[str | None, typer.Option(help="Of a fairseq folder with several pairs: de,en.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    languages: Annotated[
+        str | None, typer.Option(help="The language pair to show, if a folder of fairseq has several, as in de,en.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show counts, lengths, unknown rates and frequent symbols.
+    """Show how much text there is, its lengths, its unknown words and its most frequent symbols.
 
     Examples:
     subquad data stats DATA

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from subquad import packages
+from subquad.cli.options import AsJson
 from subquad.cli.output import styled
 
 if TYPE_CHECKING:
@@ -37,12 +36,12 @@ class Finding:
     remedy: str | None = None
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Check this installation, and say what to do about problems.
 
-    Versions, kernels, threads, allocator, memory, disk and extras are looked at, and a short self-test is run. The exit
-    code is 0 unless something essential is broken. A first run also compiles the CPU kernels, which takes some seconds
-    each; they are kept on disk.
+    It looks at versions, kernels, threads, allocator, memory, disk and extras, and runs a short self-test. The exit
+    code is 0 unless something essential is broken. The first time, the CPU kernels are compiled, which takes some
+    seconds for each; they are kept on disk.
 
     Examples:
     subquad doctor

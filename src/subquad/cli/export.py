@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from subquad.cli.options import Checkpoint, RunFolder
+
 
 class Target(StrEnum):
     onnx = "onnx"
@@ -14,20 +16,19 @@ class Target(StrEnum):
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run directory that `subquad train` or `subquad import` made.")
-    ],
+    run: RunFolder,
     to: Annotated[
-        Target, typer.Option(help="onnx: for onnxruntime; torch: .pt2 of torch.export; huggingface: for transformers.")
+        Target,
+        typer.Option(help="The format: onnx for onnxruntime, torch for torch.export, huggingface for transformers."),
     ],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
-    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
+    out: Annotated[Path, typer.Option(help="The folder to write, which must be new or empty.")],
+    checkpoint: Checkpoint = "best",
 ) -> None:
-    """Write a model for other programs, with a model card.
+    """Write a model as files for other programs, with a model card.
 
-    ONNX and .pt2 files take any batch and length, and run without subquad. Models that write text become a step from
-    token to token with its state as inputs and outputs. The files are held against the model before they get their
-    names. A Hugging Face folder is loaded by transformers after `import subquad.interop.huggingface`.
+    ONNX and .pt2 files accept any batch size and length, and run without subquad. A model that writes text is exported
+    as one decoding step, whose state is among its inputs and outputs. The files are checked against the model before
+    they get their names. transformers loads a Hugging Face folder after `import subquad.interop.huggingface`.
 
     Examples:
     subquad export runs/digits --to onnx --out digits-onnx

@@ -1,38 +1,51 @@
 """`subquad generate`: texts that go on from a prompt."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
 from subquad.cli.translate import changed_options
 
 
 def generate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run directory; several are an ensemble.")],
+    runs: RunFolders,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="What a text begins with; give it again for more; default: nothing.")
+        list[str] | None,
+        typer.Option(help="The beginning of the text. Give the option several times for several texts."),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of a continuation at most.", min=1)] = 100,
-    samples: Annotated[int, typer.Option(help="Continuations of each prompt.", min=1)] = 1,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    beam: Annotated[int | None, typer.Option(help="Beam search with so many hypotheses.", min=1)] = None,
-    temperature: Annotated[float, typer.Option(help="Below 1: likelier tokens; above: more surprising ones.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0: from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens with this sum.")] = 1.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: said tokens become less likely.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 1,
-    int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits: faster, less exact.")] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="torch.compile the model; pays on long texts.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
+    tokens: Annotated[int, typer.Option(help="A continuation has at most this many tokens.", min=1)] = 100,
+    samples: Annotated[int, typer.Option(help="How many continuations to write for each prompt.", min=1)] = 1,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Take the most probable token every time instead of sampling.")
+    ] = False,
+    beam: Annotated[
+        int | None, typer.Option(help="Use beam search with this many hypotheses instead of sampling.", min=1)
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Below 1, probable tokens become more probable; above 1, less.")
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(help="Sample from the K most probable tokens only; 0 stands for all tokens.")
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the most probable tokens only, as many as reach this probability.")
+    ] = 1.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1, tokens that the text has already become less probable.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="The seed of the random numbers.")] = 1,
+    int8: Int8 = False,
+    compile: Compile = False,
+    checkpoint: Checkpoint = "best",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines with tokens and log-probabilities.")
+        bool, typer.Option("--json", help="Print a line of JSON for each text, with tokens and log-probabilities.")
     ] = False,
 ) -> None:
     """Continue texts with a language model.
 
-    Draws by default; --greedy and --beam search instead.
+    Tokens are sampled unless --greedy or --beam is given.
 
     Examples:
     subquad generate runs/speeches --prompt "My fellow citizens" --top-p 0.9

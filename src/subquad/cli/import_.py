@@ -7,23 +7,26 @@ import typer
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The checkpoint, a .pt file of torch.save.")],
-    out: Annotated[Path, typer.Option(help="The run directory to make.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The checkpoint, a .pt file that torch.save wrote.")],
+    out: Annotated[Path, typer.Option(help="The run directory to write.")],
     dict_source: Annotated[
-        Path | None, typer.Option(help="fairseq's dictionary of the source, or of a language model's text.")
+        Path | None, typer.Option(help="The dictionary of fairseq for the source, or for a language model's text.")
     ] = None,
-    dict_target: Annotated[Path | None, typer.Option(help="fairseq's dictionary of the target.")] = None,
-    codes: Annotated[Path | None, typer.Option(help="The file of subword-nmt's BPE codes.")] = None,
+    dict_target: Annotated[Path | None, typer.Option(help="The dictionary of fairseq for the target.")] = None,
+    codes: Annotated[Path | None, typer.Option(help="The file with the BPE codes of subword-nmt.")] = None,
     moses: Annotated[
-        bool, typer.Option("--moses/--no-moses", help="With codes: text is split by Moses first, or is split already.")
+        bool,
+        typer.Option(
+            "--moses/--no-moses", help="Whether text goes through the Moses tokenizer before the BPE codes are applied."
+        ),
     ] = True,
 ) -> None:
     """Import a checkpoint of fairseq and of programs like it.
 
-    The result is a run as `subquad train` makes it: translate, generate, evaluate, average and export take it. The
-    file is read as data, nothing in it is run. Dictionaries (dict.LANGUAGE.txt, dict.txt) and codes (bpecodes, code)
-    are looked for beside the checkpoint and where it says its data is, unless they are named. To train it further, give
-    it data, as the last example does.
+    The result is a run directory like those of `subquad train`, for translate, generate, evaluate, average and export.
+    The file is read as data, and no code in it is run. Dictionaries (dict.LANGUAGE.txt, dict.txt) and codes (bpecodes,
+    code) are looked for beside the checkpoint and in the data folder that it names, unless options name them. Further
+    training needs data, as in the last example.
 
     Examples:
     subquad import wmt16.en-de/model.pt --out runs/wmt16

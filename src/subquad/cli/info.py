@@ -5,26 +5,27 @@ from typing import Annotated, Any
 
 import typer
 
+from subquad.cli.options import AsJson
 from subquad.cli.output import print_table
 
 
 def info(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Explain this mechanism or preset of a model; without it, list all."),
+        typer.Argument(metavar="NAME", help="The mechanism or model preset to explain. Without it, all are listed."),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a sequence, for the costs of a preset; default: 256.")
+        int | None, typer.Option(min=1, help="The length at which the costs of a preset are estimated; default: 256.")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Sequences or images, for the costs of a preset; default: 1.")
+        int | None, typer.Option(min=1, help="The batch size at which they are estimated; default: 1.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the mechanisms and presets, or explain one.
 
-    A mechanism: equation, cost, citation, options. A preset: its architecture, parameters by part, and estimates of
-    work and memory at a given length and batch.
+    A mechanism is explained by its equation, cost, citation and options. A preset is explained by its architecture, its
+    parameters, and an estimate of its compute and memory at a given length and batch size.
 
     Examples:
     subquad info

@@ -20,10 +20,9 @@ from subquad.cli.doctor import doctor
 from subquad.cli.evaluate import evaluate
 from subquad.cli.export import export
 from subquad.cli.generate import generate
-from subquad.cli.help import Command, Group
 from subquad.cli.import_ import import_
 from subquad.cli.info import info
-from subquad.cli.output import styled
+from subquad.cli.output import Command, Group, styled
 from subquad.cli.train import train
 from subquad.cli.translate import translate
 

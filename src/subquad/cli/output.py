@@ -1,6 +1,7 @@
-"""Tables and progress: rich on a terminal, plain lines in a pipe or a log. NO_COLOR turns colours off everywhere."""
+"""What commands print: tables, and help that ends with examples. NO_COLOR turns colours off everywhere."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 
 def styled(text: str, stream: TextIO, **style: Any) -> str:
@@ -103,3 +105,40 @@ def progress(total: int) -> Iterator[Lines | Bar]:
     bar = Bar(total)
     with bar.bar:
         yield bar
+
+
+# ---------------------------------------------------------------------- help
+
+TITLE = "Examples:"
+
+
+class _WithExamples:
+    """For a command or a group: shows the examples of its docstring last, line by line as they are typed.
+
+    The docstring ends with the paragraph `Examples:`, and each line below that word is one example.
+    """
+
+    help: str | None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        text, _, self.examples = (self.help or "").partition(f"\n\n{TITLE}\n")
+        self.help = text
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        if self.examples:
+            formatter.write_paragraph()
+            formatter.write(f"{TITLE}\n")
+            formatter.write("".join(f"  {line.rstrip()}\n" for line in self.examples.splitlines()))
+
+    def get_help(self, ctx: Any) -> str:
+        text = super().get_help(ctx)  # type: ignore[misc]
+        return re.sub(r"^\w+:", lambda title: styled(title[0], sys.stdout, bold=True), text, flags=re.MULTILINE)
+
+
+class Command(_WithExamples, TyperCommand):
+    """A command whose help ends with examples."""
+
+
+class Group(_WithExamples, TyperGroup):
+    """A command of commands whose help ends with examples."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -22,31 +23,42 @@ if TYPE_CHECKING:
 
 
 def translate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run directory; several are an ensemble.")],
-    beam: Annotated[int | None, typer.Option(help="Hypotheses followed at once; 1: greedy.")] = None,
-    nbest: Annotated[int | None, typer.Option(help="Translations of each line, the best first.")] = None,
-    lenpen: Annotated[float | None, typer.Option(help="Exponent of the length in scores.")] = None,
-    max_len_a: Annotated[float | None, typer.Option(help="At most a * source tokens + b tokens.")] = None,
-    max_len_b: Annotated[int | None, typer.Option(help="See --max-len-a.")] = None,
-    min_len: Annotated[int | None, typer.Option(help="At least so many tokens.")] = None,
-    unk_penalty: Annotated[float | None, typer.Option(help="Taken off unknown symbols' log-probability.")] = None,
-    no_repeat_ngram: Annotated[int | None, typer.Option(help="No so long sequence of tokens appears twice.")] = None,
-    batch_sentences: Annotated[int | None, typer.Option(help="Lines that are decoded together at most.")] = None,
+    runs: RunFolders,
+    beam: Annotated[
+        int | None, typer.Option(help="How many hypotheses beam search follows at once. With 1 it is greedy.")
+    ] = None,
+    nbest: Annotated[int | None, typer.Option(help="How many translations to print for each line.")] = None,
+    lenpen: Annotated[
+        float | None, typer.Option(help="Scores are divided by the length to this power. Larger values favour length.")
+    ] = None,
+    max_len_a: Annotated[
+        float | None, typer.Option(help="A translation has at most A * source tokens + B tokens; this is A.")
+    ] = None,
+    max_len_b: Annotated[int | None, typer.Option(help="This is B of the limit that --max-len-a describes.")] = None,
+    min_len: Annotated[int | None, typer.Option(help="A translation has at least this many tokens.")] = None,
+    unk_penalty: Annotated[
+        float | None, typer.Option(help="This is subtracted from the log-probability of the unknown symbol.")
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None, typer.Option(help="No sequence of this many tokens appears twice in a translation.")
+    ] = None,
+    batch_sentences: Annotated[int | None, typer.Option(help="At most this many lines are decoded together.")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
     alignments: Annotated[
-        bool, typer.Option("--alignments", help="Print pairs source-target of tokens after each translation.")
+        bool,
+        typer.Option("--alignments", help="Print which source token each target token comes from, as SOURCE-TARGET."),
     ] = False,
     prefix: Annotated[
-        bool, typer.Option("--prefix", help="Lines are SOURCE <tab> PREFIX; translations begin with PREFIX.")
+        bool, typer.Option("--prefix", help="Read lines SOURCE <tab> PREFIX; each translation begins with its PREFIX.")
     ] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="Weights of 8 bits: faster for few lines, less exact.")] = False,
-    compile: Annotated[bool, typer.Option("--compile", help="torch.compile the model; pays on long input.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
+    int8: Int8 = False,
+    compile: Compile = False,
+    checkpoint: Checkpoint = "best",
 ) -> None:
     """Translate standard input line by line.
 
-    Every line gives one line (with --nbest, that many), in order, as soon as it is ready; columns are separated by
-    tabs. Options that are not given are those of the run's recipe.
+    Every line gives one line of output (with --nbest, that many), in order and as soon as it is ready. Columns are
+    separated by tabs. An option that is not given has the value of the run's recipe.
 
     Examples:
     subquad translate runs/phrases < input.txt > output.txt
