@@ -201,10 +201,21 @@ def test_help_ends_with_examples(words, capsys) -> None:
 def test_the_list_of_commands_shows_whole_sentences(capsys) -> None:
     run(["--help"])
     listed = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
-    assert (
-        len(listed) == len([name for name, command in COMMANDS.items() if name and " " not in name]) - 1
-    )  # docs: hidden
+    assert len(listed) == len([name for name in COMMANDS if name and " " not in name])
     assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_helps_are_whole_sentences(words) -> None:
+    if words in ("compare", "bench"):
+        pytest.skip("to be written")
+    for parameter in COMMANDS[words].params:
+        text = parameter.help or ""
+        if parameter.name not in ("help", "install_completion", "show_completion"):
+            assert text[:1].isupper(), f"{parameter.name}: {text}"
+            assert text.endswith("."), f"{parameter.name}: {text}"
+            assert len(text.split()) >= 3, f"{parameter.name}: {text}"
+            assert not text.startswith(("Of ", "As ", "See ")), f"{parameter.name}: {text}"
 
 
 @pytest.mark.parametrize("line", EXAMPLES)

@@ -120,7 +120,7 @@ def stats(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how much text there is, its lengths, its unknown words and its most frequent symbols.
+    """Show how much text there is, and its lengths and symbols.
 
     Examples:
     subquad data stats DATA

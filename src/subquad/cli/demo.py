@@ -24,14 +24,14 @@ RECIPE: dict[str, Any] = {
 
 
 def demo(
-    updates: Annotated[int, typer.Option(min=WARMUP + 1, help="Updates of each training.")] = 250,
-    seeds: Annotated[str, typer.Option(help="As for `subquad compare`.")] = "3",
-    out: Annotated[Path, typer.Option(help="The comparison's folder.")] = Path("runs/demo"),
+    updates: Annotated[int, typer.Option(min=WARMUP + 1, help="How many updates each training takes.")] = 250,
+    seeds: Annotated[str, typer.Option(help="How many seeds each mechanism is trained with, or which (1,2).")] = "3",
+    out: Annotated[Path, typer.Option(help="The folder of the comparison.")] = Path("runs/demo"),
 ) -> None:
     """Compare three mechanisms on embedded images of digits.
 
-    The result is a table, and a page that opens offline. It is `subquad compare` with settings for two cores and a few
-    minutes, and as that goes on after an interruption.
+    The result is a table, and a page that opens offline. It is what `subquad compare` does, with settings for two cores
+    and a few minutes. The same command goes on after an interruption.
 
     Examples:
     subquad demo

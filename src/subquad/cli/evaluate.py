@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from subquad.cli.options import Checkpoint
 from subquad.cli.output import print_table, progress
 
 if TYPE_CHECKING:
@@ -20,31 +21,35 @@ def evaluate(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run directory that `subquad train` made, or wandb:ENTITY/PROJECT/NAME:VERSION."
+            metavar="RUN", help="The run directory, or an artifact as in wandb:ENTITY/PROJECT/NAME:VERSION."
         ),
     ],
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Changes to its recipe's decode and data, such as decode.beam=4."),
+        typer.Argument(metavar="NAME=VALUE", help="Changes to decode and data of its recipe, such as decode.beam=4."),
     ] = None,
-    split: Annotated[str, typer.Option(help="The split of the recipe's data.")] = "test",
-    checkpoint: Annotated[str, typer.Option(help="best, last, the name of one (such as average), or a path.")] = "best",
+    split: Annotated[str, typer.Option(help="The split of the data to evaluate on.")] = "test",
+    checkpoint: Checkpoint = "best",
     context_window: Annotated[
-        int, typer.Option(min=0, help="Language models: tokens of earlier text read before those that count.")
+        int,
+        typer.Option(min=0, help="A language model reads this many earlier tokens before those it predicts."),
     ] = 0,
     against: Annotated[
-        Path | None, typer.Option(help="A run evaluated on the same split: test whether the two differ.")
+        Path | None,
+        typer.Option(help="Test whether the run differs from this evaluated run on the same split."),
     ] = None,
-    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = 1000,
+    resamples: Annotated[
+        int, typer.Option(min=1, help="The bootstrap draws this many samples for intervals and tests.")
+    ] = 1000,
     out: Annotated[
-        Path | None, typer.Option(help="The JSON file to write; default: RUN/evaluation-SPLIT.json.")
+        Path | None, typer.Option(help="The JSON file to write. By default it is RUN/evaluation-SPLIT.json.")
     ] = None,
 ) -> None:
     """Measure the quality of a run on a split of its data.
 
-    Translation: BLEU and chrF; language models: perplexity; images: top-1 and top-5; all with confidence intervals.
-    Every sample of the split counts once; one without a result makes the exit code 1. Under torchrun the processes
-    share the samples.
+    Translation is measured by BLEU and chrF, language models by perplexity, images by top-1 and top-5 accuracy, all
+    with confidence intervals. Every sample of the split counts once; if one has no result, the exit code is 1. Under
+    torchrun the processes share the samples.
 
     Examples:
     subquad evaluate runs/phrases

@@ -60,12 +60,12 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[  # noqa: ARG001
-        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+        bool, typer.Option("--debug", help="Show the traceback of an error. It may stand anywhere in the command.")
     ] = False,
 ) -> None:
-    """Sequence mixing that costs less than the square of the length: train, compare and use it.
+    """Train, compare and use sequence models whose cost grows less than the square of the length.
 
-    Every command explains itself: `subquad COMMAND --help`. Colours are for terminals only; NO_COLOR=1 turns them off.
+    `subquad COMMAND --help` explains a command. Colours are for terminals only, and NO_COLOR=1 turns them off.
 
     Examples:
     subquad doctor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subquad.cli.interrupts import terminated_as_interrupted
+from subquad.cli.options import RecipeFile
 
 if TYPE_CHECKING:
     from subquad.tasks.base import Task
@@ -20,29 +21,33 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file; recipes/ has examples.")],
+    recipe: RecipeFile,
     changes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME=VALUE", help="Changes to it, such as model.encoder.mixer=eva train.updates=100."),
+        typer.Argument(
+            metavar="NAME=VALUE", help="Changes to the recipe, such as model.encoder.mixer=eva train.updates=100."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The run directory; default: that of a run's own recipe, else runs/NAME. An existing one resumes."
+            help="The run directory. A run that is there goes on. By default it is runs/NAME, or the run of a recipe "
+            "that is in a run directory."
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the model's size and memory, train nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check recipe and data, print the size and memory of the model, and stop."),
     ] = False,
     profile: Annotated[
         int | None,
-        typer.Option(min=1, help="Measure where the time of so many updates goes, write profile.json, keep no model."),
+        typer.Option(min=1, help="Measure where the time of this many updates goes, and write profile.json only."),
     ] = None,
 ) -> None:
     """Train a model, or go on with a run.
 
-    Ctrl-C ends a run at its last checkpoint; the same command goes on from there. Under torchrun the processes share
-    every update, each taking some of its batches; train.accumulate must be a multiple of the number of processes.
+    Ctrl-C ends the training, and the same command goes on from the last checkpoint. Under torchrun the processes share
+    the batches of every update, so that train.accumulate must be a multiple of their number.
 
     Examples:
     subquad train recipes/small/digits.yaml
