@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.formulations import band, by_heads, depthwise, exact, ours, ours_from_logits, unfold
 from benchmarks.measured import Effort, Result, expect_close, milliseconds, side_by_side
-from subquad.compare.checks import CheckFailedError
-from subquad.compare.profiling import Work, peak_bytes
+from subquad.compare.measure.checks import CheckFailedError
+from subquad.compare.measure.timing import Work, peak_bytes
 
 Formulation = Callable[[Tensor, Tensor], Tensor]
 PASSES = ("forward", "forward+backward")

@@ -27,7 +27,7 @@ from benchmarks.measured import MEGABYTE, QUICK, Effort, Result, machine_facts, 
 from benchmarks.page import described, filled, missed, numeric_columns, table
 from subquad.allocator import set_up_command
 from subquad.cli.output import print_table
-from subquad.compare.checks import relative_distance
+from subquad.compare.measure.checks import relative_distance
 from subquad.decode.beam import Request, Symbols, beam_search
 from subquad.decode.fast import prepared
 from subquad.decode.options import DecodeOptions

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.compare.profiling import Work
+from subquad.compare.measure.timing import Work
 from subquad.mixers import Mixer
 
 Floor = Callable[[Any, Tensor, Tensor], list[Tensor]]

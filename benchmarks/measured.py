@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from subquad.compare.checks import CheckFailedError
-from subquad.compare.profiling import Work, interleaved_seconds
+from subquad.compare.measure.checks import CheckFailedError
+from subquad.compare.measure.timing import Work, interleaved_seconds
 from subquad.environment import environment
 from subquad.kernels import dispatch
 

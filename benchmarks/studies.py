@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from subquad.compare.plan import Plan
-from subquad.compare.result import Part
+from subquad.compare.report.schema import Part
 from subquad.compare.variants import Variant
 from subquad.models.presets import merged
 from subquad.nn.stack import MixerChoice

@@ -30,9 +30,9 @@ from benchmarks.studies import STUDIES, Study
 from benchmarks.tables_page import HEADERS, NUMERIC, PART_NAMES, page, rows
 from subquad import allocator
 from subquad.cli.output import print_table
-from subquad.compare.measurements import LOG, length_steps, run_length, worker_of
+from subquad.compare.measure.cache import LOG, length_steps, run_length, worker_of
 from subquad.compare.plan import Plan, open_plan
-from subquad.compare.result import LengthPoint
+from subquad.compare.report.schema import LengthPoint
 from subquad.train.recipe import Recipe
 
 LONGEST_PASS = 20.0

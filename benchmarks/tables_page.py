@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.studies import Study
-from subquad.compare.result import LengthPoint, Timing
-from subquad.compare.words import millions, number, size, times
+from subquad.compare.report.formatting import millions, number, size, times
+from subquad.compare.report.schema import LengthPoint, Timing
 from tools.markdown import markdown_table
 
 HEAD = """# The originals' efficiency tables

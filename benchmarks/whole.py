@@ -16,9 +16,9 @@ from torch import Tensor
 
 from benchmarks.floors import training_floor
 from benchmarks.measured import Effort, Result, milliseconds, side_by_side, summary
-from subquad.compare.bench import training_pass
-from subquad.compare.checks import TOLERANCE, CheckFailedError, RememberedDraws, check_tensor, relative_distance
-from subquad.compare.profiling import interleaved_seconds, peak_bytes
+from subquad.compare.measure.bench import training_pass
+from subquad.compare.measure.checks import TOLERANCE, CheckFailedError, RememberedDraws, check_tensor, relative_distance
+from subquad.compare.measure.timing import interleaved_seconds, peak_bytes
 from subquad.mixers import Mixer, available, build, mixer_class
 from subquad.mixers.attention import AttentionMixer
 from subquad.mixers.noise import drawing_from

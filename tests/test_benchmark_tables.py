@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from subquad.compare.lengths import shape_at
-from subquad.compare.result import LengthPoint, Timing
+from subquad.compare.measure.lengths import shape_at
+from subquad.compare.report.schema import LengthPoint, Timing
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ("linformer", "primal", "attention", "convolution")

@@ -47,7 +47,7 @@ def test_every_folder_has_a_place_in_the_order() -> None:
     ("folder", "code", "wrong"),
     [
         ("mixers", "from subquad.cli.main import run", ["cli"]),
-        ("mixers", "def f():\n    import subquad.compare.bench", ["compare"]),
+        ("mixers", "def f():\n    import subquad.compare.measure.bench", ["compare"]),
         ("kernels", "from ..mixers import base", ["mixers"]),
         ("train", "from subquad import interop, mixers", ["interop"]),
         ("cli", "from subquad.mixers import build\nfrom . import main\nimport torch", []),

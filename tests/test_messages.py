@@ -159,7 +159,7 @@ def test_a_warning_is_one_line() -> None:
 
 
 def test_too_little_memory_says_what_needs_less(capsys, monkeypatch) -> None:
-    monkeypatch.setattr("subquad.compare.bench.run", lambda *_: torch.empty(2**58))
+    monkeypatch.setattr("subquad.compare.measure.bench.run", lambda *_: torch.empty(2**58))
     assert run(["bench"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("subquad: error: out of memory: smaller batches")

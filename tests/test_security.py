@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 import subquad
-from subquad.compare.page import page
-from subquad.compare.result import Result
-from tests.comparison_cases import synthetic
-from tests.test_compare_page import HOSTILE, Elements
+from subquad.compare.report.html import page
+from subquad.compare.report.schema import Result
+from tests.compare.cases import synthetic
+from tests.compare.test_html import HOSTILE, Elements
 
 PACKAGE = Path(subquad.__file__).parent
 PICKLES = "interop/checkpoints/safe_pickle.py"
@@ -58,7 +58,7 @@ ONLY_IN: dict[str, dict[str, set[str]]] = {
         "datasets": set(),  # through `require` alone, in data/hub.py
         "huggingface_hub": set(),
         "wandb": {"train/artifacts.py"},
-        "subprocess": {"compare/children.py"},
+        "subprocess": {"compare/subprocesses.py"},
     },
 }
 
@@ -147,8 +147,8 @@ def test_nothing_dangerous_is_done(path: Path) -> None:
         ("def f(x):\n    return eval(x)", "cli/main.py"),
         ("import yaml\nyaml.load(x, yaml.Loader)", "files.py"),
         ("from yaml import unsafe_load\nunsafe_load(x)", "files.py"),
-        ("import subprocess\nsubprocess.run('ls', shell=True)", "compare/children.py"),
-        ("import subprocess\nsubprocess.run('ls', shell=flag)", "compare/children.py"),
+        ("import subprocess\nsubprocess.run('ls', shell=True)", "compare/subprocesses.py"),
+        ("import subprocess\nsubprocess.run('ls', shell=flag)", "compare/subprocesses.py"),
         ("import subprocess", "train/loop.py"),
         ("import os\nos.system('ls')", "cli/doctor.py"),
         ("import tarfile", "interop/checkpoints/fairseq/hub.py"),

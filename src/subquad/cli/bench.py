@@ -9,7 +9,7 @@ import typer
 from subquad.cli.output import print_table, progress
 
 if TYPE_CHECKING:
-    from subquad.compare.bench import Row
+    from subquad.compare.measure.bench import Row
 
 HEADERS = ["length", "mechanism", "forward ms", "x softmax", "train ms", "x softmax", "forward MiB", "train MiB"]
 
@@ -52,7 +52,7 @@ def bench(
     import torch
 
     from subquad.allocator import set_up_command
-    from subquad.compare.bench import Plan, report, run
+    from subquad.compare.measure.bench import Plan, report, run
 
     kept = set_up_command()  # again: importing torch has used up what the first call put aside
     if threads is not None:

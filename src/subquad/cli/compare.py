@@ -11,9 +11,9 @@ from subquad.cli.interrupts import terminated_as_interrupted
 from subquad.cli.output import print_table, progress
 
 if TYPE_CHECKING:
+    from subquad.compare.comparison import Comparison, Share
     from subquad.compare.plan import Plan
-    from subquad.compare.result import Result
-    from subquad.compare.runner import Comparison, Share
+    from subquad.compare.report.schema import Result
 
 QUICK, FULL = "256,1024,4096", "256,512,1024,2048,4096,8192,16384"
 
@@ -98,7 +98,7 @@ def compare(
     given += [word for one in run or [] for word in ("--run", one)]
     given += ["--lengths", ",".join(map(str, plan.lengths))]
     given += ["--tokens", str(plan.tokens), "--repeats", str(plan.repeats)]
-    from subquad.compare.runner import Comparison
+    from subquad.compare.comparison import Comparison
 
     comparison = Comparison(out, plan, baseline, seconds, retry)
     if not merge:
@@ -120,8 +120,8 @@ def make_plan(
     **measured: Any,
 ) -> "Plan":
     """The plan of a comparison, checked as a whole before anything is computed; measured: lengths, tokens, repeats."""
+    from subquad.compare.comparison import open_task, split_of
     from subquad.compare.plan import Plan, open_plan
-    from subquad.compare.runner import open_task, split_of
     from subquad.compare.variants import variants_of, with_runs
     from subquad.train.recipe import Recipe
 
@@ -151,9 +151,9 @@ def work(comparison: "Comparison", share: "Share") -> None:
 
 def finish(comparison: "Comparison", title: str, command: str) -> None:
     """Writes the result and the page, and prints the table and the verdict; failed cells are an error at the end."""
-    from subquad.compare.assemble import assemble
-    from subquad.compare.page import write_page
-    from subquad.compare.result import write_result
+    from subquad.compare.report.assemble import assemble
+    from subquad.compare.report.html import write_page
+    from subquad.compare.report.schema import write_result
 
     out = comparison.out
     result = assemble(out, comparison.plan, comparison.baseline, title, command)
@@ -168,8 +168,8 @@ def finish(comparison: "Comparison", title: str, command: str) -> None:
 
 def show(result: "Result") -> None:
     """The table, and the verdict below it."""
-    from subquad.compare.summary import table
-    from subquad.compare.verdict import verdict
+    from subquad.compare.report.conclusions import verdict
+    from subquad.compare.report.table import table
 
     shown = table(result)
     print_table(shown.headers, shown.rows, shown.numeric)
@@ -191,7 +191,7 @@ def parse_seeds(text: str, first: int) -> tuple[int, ...]:
 
 def parse_share(text: str | None) -> "Share":
     """ "2/3": the second of three."""
-    from subquad.compare.runner import ALL, Share
+    from subquad.compare.comparison import ALL, Share
 
     if text is None:
         return ALL

@@ -37,7 +37,7 @@ def demo(
     subquad demo
     subquad demo --updates 100 --seeds 1 --out runs/quick
     """
-    from subquad.compare.runner import ALL, Comparison
+    from subquad.compare.comparison import ALL, Comparison
     from subquad.train.recipe import Recipe
 
     train = {"updates": updates, "budget": {"max_sentences": 64}, "smoothing": 0.1, "validate_every": 50}

@@ -288,7 +288,7 @@ def distance_to_reference(name: str) -> float:
     """The largest relative distance among the output and the gradients of a mechanism, causal where it can be."""
     import torch
 
-    from subquad.compare.checks import relative_distance
+    from subquad.compare.measure.checks import relative_distance
     from subquad.mixers import build, mixer_class
 
     with torch.random.fork_rng(devices=[]):

@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 import subquad
-from subquad.compare.approximation import why_not
-from subquad.compare.cells import Stored, paired_cells, stored_cell
-from subquad.compare.measurements import (
+from subquad.compare.measure.approximation import why_not
+from subquad.compare.measure.cache import (
     length_steps,
     stored_approximation,
     stored_decoding,
@@ -18,9 +17,10 @@ from subquad.compare.measurements import (
     trained_runs,
 )
 from subquad.compare.plan import CellName, Plan
-from subquad.compare.result import Cell, EpochCost, Mechanism, Paired, Result
-from subquad.compare.runs import METRICS, floor_of
-from subquad.compare.words import listed
+from subquad.compare.report.formatting import listed
+from subquad.compare.report.schema import Cell, EpochCost, Mechanism, Paired, Result
+from subquad.compare.run_summary import METRICS, floor_of
+from subquad.compare.trials import Stored, paired_cells, stored_cell
 from subquad.environment import environment
 from subquad.mixers import available
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.compare.checks import CheckFailedError, check_mixer, check_tensor
-from subquad.compare.profiling import interleaved_seconds, peak_bytes, synchronizer
+from subquad.compare.measure.checks import CheckFailedError, check_mixer, check_tensor
+from subquad.compare.measure.timing import interleaved_seconds, peak_bytes, synchronizer
 from subquad.environment import environment
 from subquad.mixers import Mixer, build, mixer_class
 

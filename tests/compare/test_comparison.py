@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from subquad.cli.main import run as command
-from subquad.compare.result import Result, read_result
+from subquad.compare.report.schema import Result, read_result
 from tests.signals import interruptible
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DIGITS = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=2", "schedule.warmup_updates=1"]
 MIXERS = ["--mixers", "eva,linformer", "--set", "linformer.max_length=4"]  # images of 16 patches are longer than that
 MEASURED = ["--lengths", "16,64", "--tokens", "64", "--repeats", "1"]

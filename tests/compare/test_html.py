@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subquad.compare.page import embedded, page, write_page
-from subquad.compare.result import Result
-from tests.comparison_cases import synthetic
-from tests.test_compare_result import bare
+from subquad.compare.report.html import embedded, page, write_page
+from subquad.compare.report.schema import Result
+from tests.compare.cases import synthetic
+from tests.compare.test_statistics import bare
 
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror='window.broken=1'><!-- ${policy} \u2028 &amp;"
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import yaml
 
-from subquad.compare.estimates import differences, quality, same_data_order
-from subquad.compare.result import Cell, LengthPoint, Result, Timing
-from subquad.compare.summary import NOTHING, Table, cost_axes, table
-from subquad.compare.verdict import shown_part, verdict
-from subquad.compare.words import metric_value, number, seeds, size, times
+from subquad.compare.report.conclusions import shown_part, verdict
+from subquad.compare.report.formatting import metric_value, number, seeds, size, times
+from subquad.compare.report.schema import Cell, LengthPoint, Result, Timing
+from subquad.compare.report.statistics import differences, quality, same_data_order
+from subquad.compare.report.table import NOTHING, Table, cost_axes, table
 from subquad.files import replace_synced
 
 SCRIPTS = ("scales.js", "plot.js", "page.js")
@@ -75,7 +75,7 @@ def embedded(data: Any) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("subquad.compare").joinpath("assets", name).read_text(encoding="utf-8")
+    return files("subquad.compare.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _allowed(text: str) -> str:

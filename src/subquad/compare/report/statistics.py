@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from subquad.compare.result import LengthPoint, Part, Result, Timing
+from subquad.compare.report.schema import LengthPoint, Part, Result, Timing
 
 CONFIDENCE = 0.95
 SIGNIFICANT = 1 - CONFIDENCE

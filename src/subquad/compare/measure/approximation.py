@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subquad.compare.checks import relative_distance
-from subquad.compare.lengths import main_stack, with_room
+from subquad.compare.measure.checks import relative_distance
+from subquad.compare.measure.lengths import main_stack, with_room
+from subquad.compare.measure.timing import interleaved_seconds, synchronizer
 from subquad.compare.plan import Plan
-from subquad.compare.profiling import interleaved_seconds, synchronizer
-from subquad.compare.result import ApproximationPoint
+from subquad.compare.report.schema import ApproximationPoint
 from subquad.mixers import build, mixer_class
 from subquad.mixers.attention import AttentionMixer
 from subquad.mixers.softmax import Softmax

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from subquad.compare.estimates import (
+from subquad.compare.report.formatting import evidence, listed, metric_value, number, probability, seeds, size, times
+from subquad.compare.report.schema import Metric, Part, Result
+from subquad.compare.report.statistics import (
     Difference,
     Ratio,
     Work,
@@ -19,8 +21,6 @@ from subquad.compare.estimates import (
     same_data_order,
     speeds,
 )
-from subquad.compare.result import Metric, Part, Result
-from subquad.compare.words import evidence, listed, metric_value, number, probability, seeds, size, times
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from subquad.compare.result import Cell, CurvePoint, EpochCost, Metric, Score
+from subquad.compare.report.schema import Cell, CurvePoint, EpochCost, Metric, Score
 from subquad.compare.variants import mixing_of
 from subquad.data.batches import BatchPlan
 from subquad.data.prefetch import batch_seed

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from subquad.compare.estimates import CONFIDENCE, Crossover, Difference, Estimate
-from subquad.compare.result import Metric
+from subquad.compare.report.schema import Metric
+from subquad.compare.report.statistics import CONFIDENCE, Crossover, Difference, Estimate
 
 
 def number(value: float, digits: int = 0, sign: bool = False) -> str:

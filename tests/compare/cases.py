@@ -3,7 +3,7 @@
 import math
 import random
 
-from subquad.compare.result import (
+from subquad.compare.report.schema import (
     ApproximationPoint,
     Cell,
     CurvePoint,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from subquad.compare.profiling import interleaved_seconds, synchronizer
+from subquad.compare.measure.timing import interleaved_seconds, synchronizer
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
 from subquad.decode.translate import Translator

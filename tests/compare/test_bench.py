@@ -10,9 +10,9 @@ from torch import nn
 
 from subquad.cli.bench import parse_settings
 from subquad.cli.main import run as run_command
-from subquad.compare.bench import Plan, report, run
-from subquad.compare.checks import LONGEST_CHECK
-from subquad.compare.profiling import interleaved_seconds, peak_bytes
+from subquad.compare.measure.bench import Plan, report, run
+from subquad.compare.measure.checks import LONGEST_CHECK
+from subquad.compare.measure.timing import interleaved_seconds, peak_bytes
 from subquad.environment import cpu_model
 from subquad.mixers import Capabilities, Mixer, State, available, mixer_class, registry
 from subquad.mixers.state import advanced, fresh_lengths

@@ -9,19 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from subquad.compare.estimates import (
-    crossover,
-    differences,
-    holm,
-    parameter_mismatch,
-    pareto,
-    quality,
-    same_data_order,
-    speeds,
-    t_probability,
-    t_quantile,
-)
-from subquad.compare.result import (
+from subquad.compare.report.schema import (
     Cell,
     LengthPoint,
     Mechanism,
@@ -33,8 +21,20 @@ from subquad.compare.result import (
     read_result,
     write_result,
 )
-from subquad.compare.summary import cost_axes, table
-from tests.comparison_cases import synthetic
+from subquad.compare.report.statistics import (
+    crossover,
+    differences,
+    holm,
+    parameter_mismatch,
+    pareto,
+    quality,
+    same_data_order,
+    speeds,
+    t_probability,
+    t_quantile,
+)
+from subquad.compare.report.table import cost_axes, table
+from tests.compare.cases import synthetic
 
 
 def bare(labels: str = "softmax eva", better: str = "higher") -> Result:

@@ -19,10 +19,10 @@ import numpy as np
 import yaml
 from safetensors.numpy import load_file
 
-from subquad.compare.children import Say, run_module
 from subquad.compare.plan import CellName, Plan
-from subquad.compare.result import Cell, EpochCost, Paired
-from subquad.compare.runs import METRICS, SHARES, describe_run, epoch_cost, order_of, scores_of
+from subquad.compare.report.schema import Cell, EpochCost, Paired
+from subquad.compare.run_summary import METRICS, SHARES, describe_run, epoch_cost, order_of, scores_of
+from subquad.compare.subprocesses import Say, run_module
 from subquad.evaluate.accuracy import share
 from subquad.evaluate.bleu import bleu
 from subquad.evaluate.measure import Measure

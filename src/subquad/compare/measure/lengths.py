@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.compare.checks import LONGEST_CHECK, CheckFailedError, check_mixer
+from subquad.compare.measure.checks import LONGEST_CHECK, CheckFailedError, check_mixer
+from subquad.compare.measure.timing import Work, interleaved_seconds, peak_bytes, synchronizer
 from subquad.compare.plan import Plan
-from subquad.compare.profiling import Work, interleaved_seconds, peak_bytes, synchronizer
-from subquad.compare.result import LengthPoint, Part, Timing
+from subquad.compare.report.schema import LengthPoint, Part, Timing
 from subquad.compare.variants import mixing_of
 from subquad.mixers import mixer_class
 from subquad.models import (

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from subquad.cli.compare import parse_seeds, parse_share
-from subquad.compare.approximation import measure_approximation, why_not
-from subquad.compare.children import Worker, run_module
-from subquad.compare.claims import claimed
-from subquad.compare.lengths import Shape, config_at, measure_length, parts_of, shape_at
-from subquad.compare.measurements import length_steps, run_length, worker_of
+from subquad.compare.comparison import Share
+from subquad.compare.locks import claimed
+from subquad.compare.measure.approximation import measure_approximation, why_not
+from subquad.compare.measure.cache import length_steps, run_length, worker_of
+from subquad.compare.measure.lengths import Shape, config_at, measure_length, parts_of, shape_at
 from subquad.compare.plan import CellName, Plan
-from subquad.compare.result import LengthPoint, Timing
-from subquad.compare.runner import Share
-from subquad.compare.runs import curve
+from subquad.compare.report.schema import LengthPoint, Timing
+from subquad.compare.run_summary import curve
+from subquad.compare.subprocesses import Worker, run_module
 from subquad.compare.variants import Variant, mixing_of, variant_of, variants_of
 from subquad.files import write_json
 from subquad.models import model_from

@@ -2,12 +2,12 @@
 
 import pytest
 
-from subquad.compare.result import Cell, LengthPoint, Paired, Result
-from subquad.compare.runs import floor_of
-from subquad.compare.verdict import verdict
-from subquad.compare.words import listed, number, probability, size, times
-from tests.comparison_cases import synthetic
-from tests.test_compare_result import bare, timed, trained
+from subquad.compare.report.conclusions import verdict
+from subquad.compare.report.formatting import listed, number, probability, size, times
+from subquad.compare.report.schema import Cell, LengthPoint, Paired, Result
+from subquad.compare.run_summary import floor_of
+from tests.compare.cases import synthetic
+from tests.compare.test_statistics import bare, timed, trained
 
 
 def texts(result: Result, kind: str) -> str:

@@ -1,6 +1,6 @@
-"""The process that measures, `python -m subquad.compare.work FOLDER`, for the comparison in FOLDER.
+"""The process that measures, `python -m subquad.compare.measure.worker FOLDER`, for the comparison in FOLDER.
 
-It answers requests as `children.Worker` describes: {"kind": "length" | "decoding" | "approximation", ...}.
+It answers requests as `subprocesses.Worker` describes: {"kind": "length" | "decoding" | "approximation", ...}.
 """
 
 import json
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from subquad.allocator import set_up_command
-from subquad.compare.approximation import measure_approximation
-from subquad.compare.decoding import measure_decoding
-from subquad.compare.lengths import measure_length
+from subquad.compare.measure.approximation import measure_approximation
+from subquad.compare.measure.decoding import measure_decoding
+from subquad.compare.measure.lengths import measure_length
 from subquad.compare.plan import Plan, read_plan
 
 

@@ -12,16 +12,16 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from subquad.compare.cells import cell_folder, stored_cell
-from subquad.compare.children import Say, Worker
-from subquad.compare.decoding import Speed
-from subquad.compare.lengths import parts_of, shape_at
+from subquad.compare.measure.decoding import Speed
+from subquad.compare.measure.lengths import parts_of, shape_at
 from subquad.compare.plan import CellName, Plan
-from subquad.compare.result import ApproximationPoint, LengthPoint, Part
-from subquad.compare.words import number
+from subquad.compare.report.formatting import number
+from subquad.compare.report.schema import ApproximationPoint, LengthPoint, Part
+from subquad.compare.subprocesses import Say, Worker
+from subquad.compare.trials import cell_folder, stored_cell
 from subquad.files import read_metadata, write_json
 
-WORK = "subquad.compare.work"
+WORK = "subquad.compare.measure.worker"
 FORMAT = "subquad-measurement-1"
 LOG, DECODING, APPROXIMATION = "measurements.log", "decoding.json", "approximation.json"
 

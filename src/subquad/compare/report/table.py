@@ -2,10 +2,27 @@
 
 from dataclasses import dataclass
 
-from subquad.compare.estimates import CellNumber, cell_mean, crossover, differences, parameters, pareto, quality, timing
-from subquad.compare.result import Result
-from subquad.compare.verdict import shown_length, shown_part
-from subquad.compare.words import crossover_cell, estimate, metric_value, millions, number, probability, size
+from subquad.compare.report.conclusions import shown_length, shown_part
+from subquad.compare.report.formatting import (
+    crossover_cell,
+    estimate,
+    metric_value,
+    millions,
+    number,
+    probability,
+    size,
+)
+from subquad.compare.report.schema import Result
+from subquad.compare.report.statistics import (
+    CellNumber,
+    cell_mean,
+    crossover,
+    differences,
+    parameters,
+    pareto,
+    quality,
+    timing,
+)
 
 NOTHING = "–"
 

@@ -11,10 +11,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from subquad.compare.cells import run_cell, stored_cell
-from subquad.compare.children import Say, Worker
-from subquad.compare.claims import claimed
-from subquad.compare.measurements import (
+from subquad.compare.locks import claimed
+from subquad.compare.measure.cache import (
     approximation_is_current,
     decoding_is_current,
     length_steps,
@@ -25,7 +23,9 @@ from subquad.compare.measurements import (
     worker_of,
 )
 from subquad.compare.plan import CellName, Plan
-from subquad.compare.result import Part
+from subquad.compare.report.schema import Part
+from subquad.compare.subprocesses import Say, Worker
+from subquad.compare.trials import run_cell, stored_cell
 from subquad.config import nearest
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask

@@ -1,0 +1,1 @@
+"""What is measured on the machine, for all mechanisms side by side: time, memory, decoding speed, approximation."""

@@ -1,0 +1,1 @@
+"""What a comparison tells: its result, the statistics of it, and the table and the page that show it."""
