@@ -24,7 +24,7 @@ from subquad.kernels.linear import (
 from subquad.mixers import available, mixer_class
 from subquad.models import Model, build_model
 from subquad.nn.stack import StackState
-from tests.mixer_cases import close, enlarge
+from subquad.testing import close, enlarge
 from tests.model_cases import OPTIONS, inputs, tiny
 
 INT8_ERROR = 1 / 127

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.kernels.feature_attention import feature_attention, feature_scores, tiles
 from subquad.mixers import Mixer, build
-from tests.mixer_cases import close, enlarge
+from subquad.testing import close, enlarge
 from tests.test_kernels_windows import poisoned_memory
 
 FLOOR = 1e-4

@@ -11,7 +11,7 @@ from torch import Tensor
 from subquad.kernels import landmark_attention as kernel
 from subquad.kernels.landmark_attention import NEVER, Focus, landmark_attention
 from subquad.mixers import Mixer, build, noise
-from tests.mixer_cases import BIDIRECTIONAL, Case, close, enlarge, tokens
+from subquad.testing import Case, cases, close, enlarge, tokens
 from tests.test_kernels_windows import poisoned_memory
 
 
@@ -166,7 +166,7 @@ def test_lara_with_every_option_and_padding(options: dict[str, Any], monkeypatch
             assert close(one, other, 1e-10)
 
 
-@pytest.mark.parametrize("case", [case for case in BIDIRECTIONAL if case.name == "lara"], ids=str)
+@pytest.mark.parametrize("case", cases("lara"), ids=str)
 def test_lara_on_grids(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     mixer, padding = case.build(dtype=torch.float64), torch.rand(3, 35) < torch.tensor([[0.0], [0.3], [0.9]])
     for mask in (None, padding):

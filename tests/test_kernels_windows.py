@@ -12,7 +12,7 @@ from subquad.kernels import window_attention as kernel
 from subquad.kernels.chunk_values import chunk_values
 from subquad.kernels.window_attention import NEVER, Shape, window_attention
 from subquad.mixers import available, mixer_class
-from tests.mixer_cases import EVERY, Case, close, tokens
+from subquad.testing import Case, close, every_case, tokens
 
 
 def attention_by_definition(
@@ -156,7 +156,7 @@ def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.subquad.chunk_values, (qkv, far_k, there, True))
 
 
-FUSED = [case for case in EVERY if case.name in ("local", "eva")]
+FUSED = every_case("local", "eva")
 
 
 @pytest.mark.parametrize("case", FUSED, ids=str)

@@ -86,9 +86,9 @@ def test_a_new_mechanism_is_one_new_file(tmp_path: Path) -> None:
     python = """
 from subquad.cli.main import run
 from subquad.mixers import RunningMean
-from tests.mixer_cases import CAUSAL
+from subquad.testing import cases
 
-assert RunningMean(dim=8, heads=2).name in {case.name for case in CAUSAL}
+assert RunningMean(dim=8, heads=2).name in {case.name for case in cases("runningmean") if case.causal}
 raise SystemExit(run(["info", "runningmean"]))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(tmp_path)])}

@@ -22,8 +22,8 @@ from subquad.interop.export.files import FORMS, Form, parts_of, write_export
 from subquad.interop.export.step import decoding_parts
 from subquad.interop.export.usage import usage
 from subquad.models import LanguageModel, Model, Seq2Seq, build_model
+from subquad.testing import Case, enlarge, every_case, streams
 from subquad.train.loaded import load_run
-from tests.mixer_cases import EVERY, STREAMING, Case, enlarge
 from tests.model_cases import OPTIONS, able
 from tests.test_evaluation import STACK, language, trained, translation
 
@@ -293,14 +293,14 @@ def test_cards_show_no_absolute_path() -> None:
 
 
 def options(case: Case) -> dict[str, Any]:
-    return {"name": case.name, **case.options}
+    return {"name": case.name, **dict(case.options)}
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("case", [case for case in EVERY if not case.causal or case in STREAMING], ids=str)
+@pytest.mark.parametrize("case", [case for case in every_case() if not case.causal or streams(case)], ids=str)
 def test_every_mechanism_in_models_of_text(tmp_path: Path, case: Case) -> None:
     model = language_model(options(case)) if case.causal else classifier(options(case))
-    forms: list[Form] = list(FORMS) if case.number == 0 else ["onnx"]
+    forms: list[Form] = list(FORMS) if case.is_first else ["onnx"]
     for form in forms:
         exported(model, form, tmp_path / form)
 

@@ -15,7 +15,7 @@ import subquad
 from subquad.data.images.torchvision import import_torchvision
 from subquad.interop.patching.host import SwappedAttention
 from subquad.mixers import available, mixer_class
-from tests.mixer_cases import close
+from subquad.testing import close
 
 transformers = pytest.importorskip("transformers")
 import_torchvision()  # timm imports it, also where it was built for another torch

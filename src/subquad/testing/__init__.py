@@ -14,7 +14,7 @@ import pytest
 
 from subquad.mixers import mixer_class
 
-for _module in ("context", "gradients", "inputs", "padding", "precision", "refusals", "streaming"):
+for _module in ("context", "gradients", "grids", "inputs", "padding", "precision", "refusals", "streaming"):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")  # so that failures show what was compared
 
 from subquad.testing.cases import (  # noqa: E402
@@ -31,6 +31,7 @@ from subquad.testing.cases import (  # noqa: E402
 )
 from subquad.testing.context import ContextContract  # noqa: E402
 from subquad.testing.gradients import GradientContract  # noqa: E402
+from subquad.testing.grids import GridContract  # noqa: E402
 from subquad.testing.inputs import assert_close, close  # noqa: E402
 from subquad.testing.padding import PaddingContract  # noqa: E402
 from subquad.testing.precision import PrecisionContract  # noqa: E402
@@ -40,7 +41,14 @@ from subquad.testing.streaming import StreamingContract  # noqa: E402
 
 
 class MixerContract(
-    PaddingContract, StreamingContract, ContextContract, GradientContract, PrecisionContract, RefusalContract, CaseTests
+    PaddingContract,
+    GridContract,
+    StreamingContract,
+    ContextContract,
+    GradientContract,
+    PrecisionContract,
+    RefusalContract,
+    CaseTests,
 ):
     """All properties that every mechanism promises."""
 

@@ -38,6 +38,11 @@ class Case:
         return mixer.to(dtype).eval()
 
     @property
+    def is_first(self) -> bool:
+        """Whether it is the first of its mechanism and form: for tests that take too long to run for all."""
+        return self == first_case(self.name, self.causal)
+
+    @property
     def dim(self) -> int:
         return dict(self.options).get("dim", DIM)
 
@@ -150,3 +155,7 @@ def reads_grids_row_by_row(case: Case) -> bool:
 @cache
 def keeps_linear_memory(case: Case) -> bool:
     return case.build().keeps_linear_memory()
+
+
+def averages(case: Case) -> bool:
+    return mixer_class(case.name).capabilities.averages

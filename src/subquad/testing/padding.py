@@ -3,8 +3,8 @@
 import torch
 
 from subquad.mixers import MixerOutput
-from subquad.testing.cases import Case, grid_options, reads_grids_row_by_row, sees_grids
-from subquad.testing.inputs import GRIDS, LENGTHS, assert_close, padded_batch, paddings
+from subquad.testing.cases import Case
+from subquad.testing.inputs import LENGTHS, assert_close, padded_batch, paddings
 from subquad.testing.selection import for_cases
 
 
@@ -61,31 +61,6 @@ class PaddingContract:
             assert mixed.y.shape == x.shape
             assert mixed.aux is None or mixed.aux.shape == (0,)
             mixed.y.sum().backward()
-
-    # ------------------------------------------------------------------ grids
-
-    @for_cases(sees_grids)
-    def test_padded_cells_of_a_grid_contribute_nothing(self, case: Case) -> None:
-        mixer = case.build(**(grid_options(case) or {}))
-        for grid in GRIDS:
-            cells = grid[0] * grid[1]
-            x, padding = case.tokens(1, cells), torch.arange(cells)[None] > 0
-            lone = mixer(x[:, :1], grid=(1, 1)).y
-            assert_close(mixer(x, padding=padding, grid=grid).y[:, :1], lone, f"one token on a grid of {grid}")
-            padding = padded_batch(cells, case.seed + cells)
-            x = case.tokens(len(padding), cells)
-            y = mixer(x, padding=padding, grid=grid).y
-            other = torch.where(padding[..., None], torch.nan, x)
-            assert torch.equal(y, mixer(other, padding=padding, grid=grid).y), f"{grid}: what padded cells hold matters"
-            assert (y[padding] == 0).all(), f"{grid}: outputs at padded cells are zeros"
-            for row in range(len(padding)):
-                one, where = slice(row, row + 1), f"row {row} of {len(padding)} on a grid of {grid}"
-                assert_close(y[one], mixer(x[one], padding=padding[one], grid=grid).y, where)
-
-    @for_cases(reads_grids_row_by_row)
-    def test_a_grid_that_is_not_seen_is_a_sequence(self, case: Case) -> None:
-        mixer, x = case.build(), case.tokens(2, 12)
-        assert torch.equal(mixer(x, grid=(3, 4)).y, mixer(x).y)
 
 
 def assert_same_regulariser(padded: MixerOutput, alone: MixerOutput, where: str) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -105,11 +104,3 @@ class StreamingContract:
                 assert value.shape[0] == 3, f"{field.name} has a row for every row of the batch"
             else:
                 assert isinstance(value, bool | int | float | None), f"{field.name} is a {type(value).__name__}"
-
-    @for_cases(streams)
-    def test_states_of_another_batch_are_refused(self, case: Case) -> None:
-        mixer = case.build()
-        with pytest.raises(ValueError, match=f"{case.name}: the state holds 3 rows, x has 2"):
-            mixer(case.tokens(2, 6), state=mixer.init_state(3))
-        with pytest.raises(ValueError, match="at least 1"):
-            mixer.init_state(0)

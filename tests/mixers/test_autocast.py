@@ -4,49 +4,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from subquad.mixers import Mixer
 from subquad.mixers.state import append_at
-from tests.mixer_cases import STREAMING, Case, tokens
+from subquad.testing import first_case, tokens
 from tests.model_cases import able
 from tests.test_models import language_model, words
 
 HALF = [torch.bfloat16, torch.float16]
 TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.01}
 """Of outputs around 1: a few roundings to 8 or 11 bits."""
-CHUNKS = (1, 6, 2, 3)
-SOME = torch.rand(3, sum(CHUNKS), generator=torch.Generator().manual_seed(1)) < 0.3
-
-
-def stream(mixer: Mixer, x: Tensor, padding: Tensor | None, state: Any) -> Tensor:
-    """The outputs of all chunks; the rows of the state are turned round after each, and those of x with them."""
-    outputs, order, first = [], torch.arange(3), 0
-    for size in CHUNKS:
-        span = slice(first, first + size)
-        part = None if padding is None else padding[order, span]
-        y, state, _ = mixer(x[order, span], padding=part, state=state)
-        outputs.append(y[order.argsort()])
-        state, order, first = state.reorder(torch.tensor([2, 0, 1])), order[[2, 0, 1]], first + size
-    return torch.cat(outputs, 1)
-
-
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("case", STREAMING, ids=str)
-def test_chunks_equal_one_pass(case: Case, padded: bool, dtype: torch.dtype) -> None:
-    """Also when the state was made before autocast began, in the precision of the parameters."""
-    mixer, x, padding = case.build(), tokens(3, sum(CHUNKS), 0), SOME if padded else None
-    before = mixer.init_state(3)
-    with torch.no_grad(), torch.autocast("cpu", dtype):
-        whole = mixer(x, padding=padding).y
-        for state in (before, mixer.init_state(3)):
-            parts = stream(mixer, x, padding, state)
-            torch.testing.assert_close(parts.float(), whole.float(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_a_state_made_inside_autocast_takes_half_the_memory() -> None:
-    mixer: Any = Case("softmax", 0, causal=True).build()
+    mixer: Any = first_case("softmax", causal=True).build()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         state = mixer(tokens(2, 5, 0), state=mixer.init_state(2)).state
         assert state.k.dtype == torch.bfloat16

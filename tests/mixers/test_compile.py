@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from subquad.mixers import available
-from tests.mixer_cases import EVERY, Case, close, tokens
+from subquad.testing import Case, close, every_case, first_case, tokens
 
 LENGTHS = (41, 64, 50, 96, 57, 80, 73, 48)  # above every window, kernel and landmark count of the examples
 
@@ -21,10 +21,10 @@ def _fresh_compiler():
 
 def first_or_nightly(case: Case) -> object:
     """The first example of each mechanism and form always, the others (tens of seconds each) at night."""
-    return pytest.param(case, marks=[] if case.number == 0 else [pytest.mark.nightly])
+    return pytest.param(case, marks=[] if case.is_first else [pytest.mark.nightly])
 
 
-@pytest.mark.parametrize("case", [first_or_nightly(case) for case in EVERY], ids=str)
+@pytest.mark.parametrize("case", [first_or_nightly(case) for case in every_case()], ids=str)
 def test_one_graph_serves_many_lengths(case: Case) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     mixer = case.build()
@@ -43,7 +43,7 @@ def test_one_graph_serves_many_lengths(case: Case) -> None:
 
 @pytest.mark.parametrize("name", available())
 def test_compiles_with_padding(name: str) -> None:
-    mixer = Case(name, 0).build()
+    mixer = first_case(name).build()
     compiled = torch.compile(mixer, backend="eager", fullgraph=True)
     x, padding = tokens(2, 41, 0), torch.arange(41) >= torch.tensor([[41], [30]])
     assert close(compiled(x, padding=padding).y, mixer(x, padding=padding).y)
@@ -52,12 +52,12 @@ def test_compiles_with_padding(name: str) -> None:
 @pytest.mark.parametrize("name", ["lightconv", "eva"])
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
 def test_the_default_backend_agrees(name: str) -> None:
-    mixer, x = Case(name, 0, causal=True).build(), tokens(2, 41, 0)
+    mixer, x = first_case(name, causal=True).build(), tokens(2, 41, 0)
     compiled = torch.compile(mixer, fullgraph=True)
     assert close(compiled(x).y, mixer(x).y)
 
 
-@pytest.mark.parametrize("case", [first_or_nightly(case) for case in EVERY], ids=str)
+@pytest.mark.parametrize("case", [first_or_nightly(case) for case in every_case()], ids=str)
 def test_exports(case: Case) -> None:
     mixer, x = case.build(), tokens(2, 41, 0)
     with torch.no_grad():

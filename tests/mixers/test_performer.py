@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.mixers import build, noise
-from tests.mixer_cases import close, enlarge, tokens
+from subquad.testing import close, enlarge, tokens
 
 MAPS = [
     {"feature_map": "favorp", "features": 8},
