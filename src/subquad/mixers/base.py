@@ -169,6 +169,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
         """Whether memory is linear in the length, with these options."""
         return self.capabilities.linear
 
+    def averages_values(self) -> bool:
+        """Whether outputs are averages of the tokens' values, with these options."""
+        return self.capabilities.averages
+
     def why_no_streaming(self) -> str | None:
         """The reason why this mixer, with its options, cannot stream; None when it can."""
         if self.capabilities.state == "none":

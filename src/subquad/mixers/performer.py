@@ -148,6 +148,9 @@ class Performer(AttentionMixer[PerformerConfig]):
         level = torch.stack([query_level, _largest(_only(key_level, valid)).expand_as(query_level)])
         return feature_attention(qkv, matrix, scores, level, valid, self.feature_map.floor, SMALLEST_NORMALISER)
 
+    def averages_values(self) -> bool:
+        return self.config.feature_map not in ("relu", "dpfp")  # few such weights may sum to less than the normaliser
+
     # ------------------------------------------------------------------ cross-attention
 
     def why_no_cross(self) -> str | None:

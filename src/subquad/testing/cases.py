@@ -157,5 +157,6 @@ def keeps_linear_memory(case: Case) -> bool:
     return case.build().keeps_linear_memory()
 
 
-def averages(case: Case) -> bool:
-    return mixer_class(case.name).capabilities.averages
+@cache
+def averages_values(case: Case) -> bool:
+    return case.build().averages_values()

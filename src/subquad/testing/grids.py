@@ -2,7 +2,7 @@
 
 import torch
 
-from subquad.testing.cases import Case, averages, grid_options, reads_grids_row_by_row, sees_grids
+from subquad.testing.cases import Case, averages_values, grid_options, reads_grids_row_by_row, sees_grids
 from subquad.testing.inputs import GRIDS, assert_close, padded_batch
 from subquad.testing.selection import for_cases
 
@@ -35,7 +35,7 @@ class GridContract:
                 one, where = slice(row, row + 1), f"row {row} of {len(padding)} on a grid of {grid}"
                 assert_close(y[one], mixer(x[one], padding=padding[one], grid=grid).y, where)
 
-    @for_cases(averages)
+    @for_cases(averages_values)
     def test_equal_tokens_come_back_equal(self, case: Case) -> None:
         """An average of equal values is this value, however many there are."""
         mixer, x = case.build(), 0.3 * case.tokens(1, 1)
@@ -43,7 +43,7 @@ class GridContract:
         assert_close(few, few[:, :1].expand_as(few), "24 equal tokens", 1e-4)
         assert_close(many, few[:, :1].expand_as(many), "48 equal tokens, beside 24", 1e-4)
 
-    @for_cases(sees_grids, averages)
+    @for_cases(sees_grids, averages_values)
     def test_equal_tokens_of_a_grid_come_back_equal(self, case: Case) -> None:
         """So a padded cell that had any weight would show."""
         mixer = case.build(**(grid_options(case) or {}))
