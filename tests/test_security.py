@@ -45,12 +45,15 @@ FORBIDDEN_MODULES = {
     *("cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "tarfile", "telnetlib", "ftplib", "smtplib"),
     *("socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "aiohttp", "xmlrpc", "code", "codeop", "pty"),
 }
+IMPORTS_BY_NAME = ("__init__.py", "packages.py", "kernels/", "mixers/")
+"""Where modules are imported by names that no recipe, run or checkpoint can give."""
 ONLY_IN: dict[str, dict[str, set[str]]] = {
     "calls": {
         "torch.load": {PICKLES},
         "pickle.load": set(),
         "pickle.loads": set(),
         "pickle.Unpickler": set(),
+        "importlib.metadata.entry_points": {"mixers/registry.py"},
     },
     "modules": {
         "pickle": {PICKLES},
@@ -111,6 +114,8 @@ def problems(code: str, place: str) -> list[str]:
         options = {word.arg: word.value for word in node.keywords}
         if name in FORBIDDEN_CALLS or place not in ONLY_IN["calls"].get(name, {place}):
             found.append(f"calls {name}")
+        if name == "importlib.import_module" and not place.startswith(IMPORTS_BY_NAME):
+            found.append("imports a module by a name, which a file may have given")
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("extract", "extractall"):
             found.append("unpacks an archive")
         if any(word in options and not _is(options[word], False) for word in ("shell", "trust_remote_code")):
@@ -151,6 +156,8 @@ def test_nothing_dangerous_is_done(path: Path) -> None:
         ("import subprocess\nsubprocess.run('ls', shell=flag)", "compare/subprocesses.py"),
         ("import subprocess", "train/loop.py"),
         ("import os\nos.system('ls')", "cli/doctor.py"),
+        ("import importlib\nimportlib.import_module(recipe['plugin'])", "train/recipe.py"),
+        ("from importlib import metadata\nmetadata.entry_points(group=x)", "train/run.py"),
         ("import tarfile", "interop/checkpoints/fairseq/hub.py"),
         ("import zipfile\nzipfile.ZipFile(x).extractall()", "data/numpy_files.py"),
         ("def f():\n    from urllib.request import urlopen", "interop/checkpoints/fairseq/hub.py"),

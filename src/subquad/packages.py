@@ -1,10 +1,12 @@
 """Installed packages: optional ones are imported here, so that a missing one is named with the extra that brings it.
 
-`subquad doctor` asks here which versions there are, and whether they are what the metadata of subquad asks for.
+The modules that a user names with `--plugin` are remembered here. `subquad doctor` asks here which versions there are,
+and whether they are what the metadata of subquad asks for.
 """
 
 import importlib
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,22 @@ def require_folder(package: str, purpose: str, extra: str) -> Path:
 def _missing(package: str, purpose: str, extra: str | None, broken: str = "") -> str:
     install = package if extra is None else f"'subquad[{extra}]'"
     return f"{purpose} needs the package {package}{broken}: pip install {install}"
+
+
+# ---------------------------------------------------------------------- modules that the user names
+
+PLUGINS = "SUBQUAD_PLUGINS"
+"""The environment variable that holds them, separated by commas: child processes inherit it."""
+
+
+def plugins() -> list[str]:
+    """The modules that the user named, in this process or in the one that started it."""
+    return [module for module in os.environ.get(PLUGINS, "").split(",") if module]
+
+
+def name_plugins(*modules: str) -> None:
+    """Names modules with mechanisms; the registry imports them when mechanisms are asked for."""
+    os.environ[PLUGINS] = ",".join(dict.fromkeys([*plugins(), *modules]))
 
 
 # ---------------------------------------------------------------------- versions

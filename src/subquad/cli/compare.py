@@ -9,6 +9,7 @@ import typer
 from subquad.cli.bench import integer, mechanisms, parse_settings, words_of
 from subquad.cli.interrupts import terminated_as_interrupted
 from subquad.cli.output import print_table, progress
+from subquad.packages import plugins
 
 if TYPE_CHECKING:
     from subquad.compare.comparison import Comparison, Share
@@ -98,6 +99,7 @@ def compare(
     given += [word for one in run or [] for word in ("--run", one)]
     given += ["--lengths", ",".join(map(str, plan.lengths))]
     given += ["--tokens", str(plan.tokens), "--repeats", str(plan.repeats)]
+    given += [word for module in plugins() for word in ("--plugin", module)]
     from subquad.compare.comparison import Comparison
 
     comparison = Comparison(out, plan, baseline, seconds, retry)

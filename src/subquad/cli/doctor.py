@@ -267,14 +267,17 @@ def self_test() -> Iterator[Finding]:
     """A tiny forward and backward pass of every mechanism, against the reference kernels."""
     import torch
 
-    from subquad.mixers import available
+    from subquad.mixers.registry import loadable
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on a busy machine, threads that wait for one another make a second of this a minute
     try:
-        distances = {name: distance_to_reference(name) for name in available()}
+        names, broken = loadable()
+        distances = {name: distance_to_reference(name) for name in names}
     finally:
         torch.set_num_threads(threads)
+    for problem in broken:
+        yield Finding("self-test", "broken", problem, "install or remove the package that it names")
     wrong = [f"{name} by {distance:.1e}" for name, distance in distances.items() if not distance <= TOLERANCE]
     if wrong:
         remedy = "set SUBQUAD_KERNELS=reference for right results, and report this"

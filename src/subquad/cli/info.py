@@ -1,6 +1,7 @@
 """`subquad info`: what there is, and what one mechanism or one model does."""
 
 import json
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +44,7 @@ def info(
         measured = f"`subquad bench --mixers {name or 'NAME'} --lengths 256,1024`"
         raise ValueError(f"--length and --batch are for presets; {measured} measures what a mechanism costs")
     if name is None:
-        described = {"mechanisms": [describe(one) for one in available()], "presets": list(PRESETS)}
+        described = {"mechanisms": _describe_all(), "presets": list(PRESETS)}
         print(json.dumps(described, indent=2)) if as_json else _list(described)
     elif name in PRESETS:
         preset = describe_preset(name, batch or 1, length or 256)
@@ -51,6 +52,17 @@ def info(
     else:
         mechanism = describe(name)
         print(json.dumps(mechanism, indent=2)) if as_json else _explain(mechanism)
+
+
+def _describe_all() -> list[dict[str, Any]]:
+    """All that can be loaded: a broken package is a warning that names it, and hides no other mechanism."""
+    from subquad.mixers.registry import loadable
+    from subquad.models.describe import describe
+
+    names, problems = loadable()
+    for problem in problems:
+        warnings.warn(problem, stacklevel=2)
+    return [describe(name) for name in names]
 
 
 def _unknown(name: str, known: list[str]) -> str:

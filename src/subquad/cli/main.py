@@ -23,6 +23,7 @@ from subquad.cli.generate import generate
 from subquad.cli.import_ import import_
 from subquad.cli.info import info
 from subquad.cli.output import Command, Group, styled
+from subquad.cli.plugins import takes_plugins
 from subquad.cli.train import train
 from subquad.cli.translate import translate
 
@@ -32,20 +33,20 @@ LOST_PROCESS = re.compile("gloo/transport|Connection closed by peer|Connection r
 
 # Rich help would cost more than half of the time that `--help` may take.
 app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command(cls=Command)(train)
-app.command(cls=Command)(evaluate)
-app.command(cls=Command)(average)
-app.command(cls=Command)(translate)
-app.command(cls=Command)(generate)
-app.command(cls=Command)(classify)
+app.command(cls=Command)(takes_plugins(train))
+app.command(cls=Command)(takes_plugins(evaluate))
+app.command(cls=Command)(takes_plugins(average))
+app.command(cls=Command)(takes_plugins(translate))
+app.command(cls=Command)(takes_plugins(generate))
+app.command(cls=Command)(takes_plugins(classify))
 app.command("import", cls=Command)(import_)
-app.command(cls=Command)(export)
+app.command(cls=Command)(takes_plugins(export))
 app.add_typer(data, name="data")
-app.command(cls=Command)(info)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(bench)
-app.command(cls=Command)(demo)
-app.command(cls=Command)(doctor)
+app.command(cls=Command)(takes_plugins(info))
+app.command(cls=Command)(takes_plugins(compare))
+app.command(cls=Command)(takes_plugins(bench))
+app.command(cls=Command)(takes_plugins(demo))
+app.command(cls=Command)(takes_plugins(doctor))
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput
 from subquad.mixers.layout import Layout
-from subquad.mixers.registry import available, build, mixer_class, register
+from subquad.mixers.registry import _REGISTRY, available, build, load_plugin, mixer_class, register
 from subquad.mixers.state import CrossState, State
 
 # Every file of this folder is imported, so a mechanism registers itself by being there.
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-_CLASSES = {mixer_class(name).__name__: mixer_class(name) for name in available()}
+_CLASSES = {mixer.__name__: mixer for _, mixer in sorted(_REGISTRY.items())}
 globals().update(_CLASSES)
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "State",
     "available",
     "build",
+    "load_plugin",
     "mixer_class",
     "register",
     *_CLASSES,

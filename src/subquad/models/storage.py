@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from subquad.files import checksum, read_metadata, replace_synced, wrap_corrupt_data_errors, write_json
+from subquad.mixers.registry import check_origins, origins
 from subquad.models.base import Model, model_from
+from subquad.nn.stack import mixer_names
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "weights.safetensors"
@@ -24,11 +26,13 @@ def save_model(model: Model, folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    config = model.config.model_dump(mode="json")
     temporary = folder / f".{WEIGHTS}.{os.getpid()}"
     save_file(weights, temporary)
     description = {
         "format": FORMAT,
-        "model": model.config.model_dump(mode="json"),
+        "model": config,
+        "mechanisms": origins(mixer_names(config)),
         "weights": {"file": WEIGHTS, "sha256": checksum(temporary)},
     }
     replace_synced(temporary, folder / WEIGHTS)
@@ -43,6 +47,7 @@ def load_model(folder: str | Path) -> Model:
     with wrap_corrupt_data_errors(f"the model in {folder}"):
         if checksum(path) != description["weights"]["sha256"]:
             raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
+        check_origins(f"the model in {folder}", description["mechanisms"])
         model = model_from(description["model"])
     try:
         weights = load_file(path)

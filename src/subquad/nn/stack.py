@@ -10,7 +10,7 @@ is refused. A list is one value for each layer, or one for all: {"name": "lightc
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, cast
@@ -91,6 +91,19 @@ class MixerChoice(BaseModel):
                 listed = isinstance(value, list | tuple)
                 own[option] = value[layer if len(value) > 1 else 0] if listed else value
         return own
+
+
+def mixer_names(config: Any) -> set[str]:
+    """The mechanisms that a model's config names anywhere, as mixers or for cross-attention."""
+    if isinstance(config, list | tuple):
+        return {name for part in config for name in mixer_names(part)}
+    if not isinstance(config, Mapping):
+        return set()
+    found = {name for key, part in config.items() if key not in ("mixer", "cross") for name in mixer_names(part)}
+    for choice in (config[key] for key in ("mixer", "cross") if config.get(key) is not None):
+        pattern = MixerChoice.model_validate(choice).name
+        found |= {part.partition("*")[0].strip() for part in pattern.split(",")}
+    return found
 
 
 class StackConfig(Options):

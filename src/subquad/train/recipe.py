@@ -30,6 +30,7 @@ from subquad.models.presets import merged
 from subquad.train.checkpoint import Rotation
 from subquad.train.log import TrackConfig
 from subquad.train.optim import OptimConfig
+from subquad.train.origins import check_stored_origins
 from subquad.train.schedules import Schedule, ScheduleConfig
 
 KINDS = {
@@ -192,6 +193,7 @@ def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
         near = f"; did you mean {files[close[0]]!r}?" if close else "."
         raise ValueError(f"there is no recipe {path}{near} The path starts at the current folder, {Path.cwd()}")
     data = read_yaml(path, "recipe")
+    check_stored_origins(path.parent)
     for change in changes:
         data = merged(data, _change(change))
     return Recipe.parse(f"recipe {path}", data)

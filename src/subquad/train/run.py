@@ -19,9 +19,10 @@ from subquad.data.hub import HUB
 from subquad.environment import environment
 from subquad.files import read_yaml, write_json, write_text
 from subquad.train.checkpoint import checkpoints
+from subquad.train.origins import ENVIRONMENT, describe_origins
 from subquad.train.recipe import Recipe
 
-RECIPE, ENVIRONMENT = "recipe.yaml", "environment.json"
+RECIPE = "recipe.yaml"
 IMPORTED, METRICS = "imported.json", "metrics.jsonl"
 LOCK = ".lock"
 FREE = (
@@ -49,7 +50,7 @@ def open_run(recipe: Recipe, run: Path) -> bool:
     trained = bool(checkpoints(run / "checkpoints")) or (run / IMPORTED).exists()
     if not path.exists() or not trained:  # what failed before it had learned anything decides nothing
         run.mkdir(parents=True, exist_ok=True)
-        write_json(run / ENVIRONMENT, environment(torch.device("cpu")))
+        write_json(run / ENVIRONMENT, environment(torch.device("cpu")) | describe_origins(recipe.model_data({})))
         write_text(path, yaml.safe_dump(data, sort_keys=False))
         return False
     before = read_yaml(path, "recipe")
