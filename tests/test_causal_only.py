@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from subquad.cli.main import run
-from subquad.compare.bench import Plan, build_or_refuse
+from subquad.compare.measure.bench import Plan, build_or_refuse
 from subquad.compare.variants import variant_of
 from subquad.mixers import Capabilities, Mixer, MixerConfig, build, registry
 from subquad.models import build_model
