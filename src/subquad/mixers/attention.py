@@ -19,7 +19,7 @@ class AttentionConfig(MixerConfig):
     rotary: bool = Field(
         False,
         description="rotate queries and keys by their positions, so that their products tell distances (not across a "
-        "context); on a grid positions count row by row",
+        "context); on a grid positions count row by row, in rows filled up to whole windows where there are windows",
     )
 
     @property

@@ -7,6 +7,18 @@ Equation, per head, with s = d^-1/2 and phi(w, t) = s w.t - s |t|^2 / 2:
 Encoder form: windows may overlap on both sides, and chunks overlap alike; mu = (q~ + k~) / 2.
 Decoder form: windows may reach one window back; mu = q~ + k~; causal: only chunks that ended before i's chunk count.
 
+This is exact where the window w divides the length T and chunks do not overlap. Ragged ends are those of the original:
+the sequence is filled up with empty cells to whole windows, P = ceil(T / w) w cells, and cut from its first cell on
+into chunks of r cells. r is chunk_size (by default the window in the decoder form) or max(1, floor(P / landmarks)). A
+remainder of less than r cells is a chunk of its own, or no chunk when chunks overlap. A chunk's mean is the sum over
+its tokens, divided by the number of its cells up to P, plus 2 e when chunks reach e cells further on both sides: empty
+cells count as zeros. A chunk without any token has k~_c = K(0) and beta_c = 0, and takes its weight A_ic like the
+others.
+
+On a grid all this holds along both axes, with r = chunk_size or max(1, floor(sqrt(P_H P_W / landmarks))), but for two
+things: a mean counts as zeros only the cells with which overlapping chunks reach beyond all whole windows and chunks,
+no other empty ones, and a chunk without any token does not exist.
+
 Cost: O(T (w + M) C) time for M chunks, O(T (C + heads (w + M))) memory; a fixed chunk size r makes M = T / r.
 Streaming keeps a window and one summary for each finished chunk: O(w + T / r) per token.
 

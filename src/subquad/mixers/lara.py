@@ -1,13 +1,14 @@
 """LARA: linear randomized attention, by multiple importance sampling around landmarks.
 
 Equation, per head, with s = d^-1/2 and phi(w, t) = s w.t - s |t|^2 / 2:
-    landmarks q~_c, k~_c: means of queries and keys over segments of the sequence or cells of the grid
+    landmarks q~_c, k~_c: means of queries and keys over min(T, M) segments of the sequence, whose sizes differ by at
+    most one token (the longer ones come last), or over the cells of a square on the grid, n x n with n^2 <= M
     mu_c = q~_c + k~_c,  omega_c = mu_c (+ N(0, 1) in training),  D_cc' = phi(omega_c, mu_c')
     F_c = sum_j softmax_j(phi(omega_c, k_j)) v_j
     y_i = sum_c softmax_c( log alpha_ci + phi(omega_c, q_i) + LSE_j phi(omega_c, k_j) - log p_c ) F_c
     weights bh:     alpha = 1,                          log p_c = LSE_c' D_cc'
             biased: log alpha_ci = s mu_c.q_i,          log p_c = LSE_c' D_cc'
-            opt:    alpha_ci = exp(D_cc - LSE_c' D_cc') + alpha (t_ci - mean_c t_ci),  log p_c = D_cc,
+            opt:    alpha_ci = max(exp(D_cc - LSE_c' D_cc') + alpha (t_ci - mean_c t_ci), 1e-8),  log p_c = D_cc,
                     t_ci = softmax over queries i of s q~_c.q_i
 
 Cost: O(T M C) time and O(T (C + heads M)) memory for M landmarks.

@@ -2,8 +2,10 @@
 
 Equation:
     y_i = sum_{j in W(i)} softmax_j(q_i . k_j / sqrt(d) + b(i, j)) v_j
-    W(i): the window of i, a block of w tokens or w x w cells; with overlap also half a window on every side.
-    b: none, a learned table, or T5 buckets. Causal: the same windows with later keys masked.
+    W(i): the window of i, a block of w tokens or w x w cells, the first of which begins with the first token; with
+    overlap also max(1, floor(w / 2)) tokens or cells on every side. What lies outside the sequence or grid is no key,
+    and without b windows are no larger than a grid is long or wide.
+    b: none, a learned table, or T5 buckets, by the places of i and j. Causal: the same windows with later keys masked.
 
 Cost: O(T w C) time, O(T (C + heads w)) memory. Streaming keeps one window: O(w) per token.
 

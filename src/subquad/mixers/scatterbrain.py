@@ -1,10 +1,12 @@
 """ScatterBrain: exact attention inside a window, random features for all the rest.
 
 Equation, per head, with log features a(t) = W t d^-1/4 - |t|^2 d^-1/2 / 2 - log(m) / 2 (m of them):
-    outside window g, per feature:  Z_g = log( sum_j exp a(k_j) - sum_{j in g} exp a(k_j) )
-                                    F_g = ( sum_j exp a(k_j) v_j - sum_{j in g} exp a(k_j) v_j ) / exp Z_g
+    all keys, per feature:          S   = sum_j exp a(k_j),        V   = sum_j exp a(k_j) v_j
+    those of window g:              S_g = sum_{j in g} exp a(k_j), V_g = sum_{j in g} exp a(k_j) v_j
+    outside window g:               Z_g = log(S - S_g + 1e-5 S),   F_g = (V - V_g) / max(S - S_g, 1e-3 max_j exp a(k_j))
     y_i = sum_{j in g(i)} A_ij v_j + sum_f A_if F_{g(i), f}
     A_i = softmax over [q_i.k_j d^-1/2 + b(i, j), j in g(i) | a(q_i) + Z_{g(i)}, all features]
+Windows, overlap and b are those of local. The small constants keep what is nearly nothing finite.
 
 Cost: O(T (w + m d / w + m) C) time, O(T (C + heads (w + m d / w))) memory.
 
