@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from subquad.mixers import available
 from subquad.testing import Case, close, every_case, first_case, tokens
 
 LENGTHS = (41, 64, 50, 96, 57, 80, 73, 48)  # above every window, kernel and landmark count of the examples
@@ -39,14 +38,6 @@ def test_one_graph_serves_many_lengths(case: Case) -> None:
         assert y.grad is not None
         assert close(x.grad, y.grad, 5e-5)
     assert counter.frame_count <= 3, f"{counter.frame_count - 1} recompilations"
-
-
-@pytest.mark.parametrize("name", available())
-def test_compiles_with_padding(name: str) -> None:
-    mixer = first_case(name).build()
-    compiled = torch.compile(mixer, backend="eager", fullgraph=True)
-    x, padding = tokens(2, 41, 0), torch.arange(41) >= torch.tensor([[41], [30]])
-    assert close(compiled(x, padding=padding).y, mixer(x, padding=padding).y)
 
 
 @pytest.mark.parametrize("name", ["lightconv", "eva"])

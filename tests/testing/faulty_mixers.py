@@ -320,6 +320,17 @@ class DrawsOfItsOwn(Mean):
         return terms * (1 + 0.1 * torch.rand_like(terms)) if self.training else terms
 
 
+@register("graph_breaks")
+class GraphBreaks(Mean):
+    """Asks a number from a tensor, which a compiled graph cannot."""
+
+    capabilities = BIDIRECTIONAL
+
+    def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        y, aux = super().mix(x, layout)
+        return (y if y.numel() == 0 or y.sum().item() < torch.inf else y * 0), aux
+
+
 @register("quadratic_memory")
 class QuadraticMemory(Mean):
     """Keeps a table of all pairs."""

@@ -50,6 +50,7 @@ EXPECTED = {
     "wrong_gradient": {"test_gradients_in_float64"},
     "wrong_gradient_in_float32": {"test_gradients_in_float32_agree_with_float64"},
     "draws_of_its_own": {"test_gradients_in_float64"},
+    "graph_breaks": {"test_compiles_without_graph_breaks"},
     "quadratic_memory": {"test_memory_kept_for_the_backward_pass_is_linear"},
     "context_padding_leaks": {"test_padding_of_a_context_changes_nothing"},
     "context_cannot_be_reordered": {
@@ -67,6 +68,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Every test of every planted mechanism, from one run of pytest."""
     report = tmp_path_factory.mktemp("faults") / "report.xml"
     command = [sys.executable, "-m", "pytest", str(FILE), "--tb=no", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command += ["-k", "not compiles or intact or graph_breaks"]  # compiling takes a second each
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr  # some tests failed, and nothing else went wrong

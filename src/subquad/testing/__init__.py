@@ -14,8 +14,19 @@ import pytest
 
 from subquad.mixers import mixer_class
 
-for _module in ("context", "gradients", "grids", "inputs", "padding", "precision", "refusals", "streaming"):
-    pytest.register_assert_rewrite(f"{__name__}.{_module}")  # so that failures show what was compared
+# so that failures show what was compared
+for _module in [
+    "compiling",
+    "context",
+    "gradients",
+    "grids",
+    "inputs",
+    "padding",
+    "precision",
+    "refusals",
+    "streaming",
+]:
+    pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from subquad.testing.cases import (  # noqa: E402
     DIM,
@@ -29,6 +40,7 @@ from subquad.testing.cases import (  # noqa: E402
     streams,
     tokens,
 )
+from subquad.testing.compiling import CompileContract  # noqa: E402
 from subquad.testing.context import ContextContract  # noqa: E402
 from subquad.testing.gradients import GradientContract  # noqa: E402
 from subquad.testing.grids import GridContract  # noqa: E402
@@ -48,6 +60,7 @@ class MixerContract(
     GradientContract,
     PrecisionContract,
     RefusalContract,
+    CompileContract,
     CaseTests,
 ):
     """All properties that every mechanism promises."""
