@@ -25,10 +25,9 @@ from torch import Tensor, nn
 import subquad
 from subquad.data.builtin import load
 from subquad.data.images.arrays import ArrayImages
-from subquad.data.images.torchvision import import_torchvision
 from subquad.evaluate.accuracy import class_ranks
 from subquad.mixers import build
-from subquad.packages import require
+from subquad.packages import require, require_torchvision
 
 BATCH, WIDTH, HEADS = 64, 32, 4
 FITTING: dict[str, dict[str, Any]] = {
@@ -70,7 +69,7 @@ def options_of(words: list[str]) -> dict[str, Any]:
 
 def vision_transformer(class_token: bool) -> nn.Module:
     """Tokens are the 4 × 4 patches of 2 × 2 pixels."""
-    import_torchvision()  # timm imports it, also where it was built for another torch
+    require_torchvision()  # timm imports it, also where it was built for another torch
     timm = require("timm.models.vision_transformer", "this example")
     pool = "token" if class_token else "avg"
     size = {"embed_dim": WIDTH, "depth": 2, "num_heads": HEADS, "mlp_ratio": 2}

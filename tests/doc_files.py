@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from subquad.data.images.torchvision import import_torchvision
+from subquad.packages import require_torchvision
 from tests.doc_pages import ROOT, TORCH_HOME
 from tests.interop.test_fairseq_hub import CHECKPOINTS, SOURCES, codes_for, place
 from tests.interop.test_import_others import LIBRARY, LINFORMER, library_images, library_options, sample, write_crybot
@@ -111,7 +111,7 @@ def official_linformer(path: Path) -> None:
 
 
 def bert(path: Path) -> None:
-    import_torchvision()  # transformers imports it, also where it was built for another torch
+    require_torchvision()  # transformers imports it, also where it was built for another torch
     from transformers import BertConfig, BertModel
 
     sizes: dict[str, Any] = {

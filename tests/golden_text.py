@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from subquad.data.tokenizers.base import BOS, EOS, PAD, UNK
-from subquad.data.tokenizers.fairseq import FairseqDictionary, post_process
+from subquad.data.tokenizers.fairseq import FairseqDictionary, WordTokenizer, post_process
 
 SPECIAL = 4
 
@@ -33,11 +33,11 @@ def check_dictionary(content: dict[str, Any]) -> None:
             limited = counted(content)
             limited.finalize(int(found[1]), int(found[2]), padding_factor=1)
             assert limited.symbols == symbols
-    line = content["encode_line"]
-    assert dictionary.encode_line(line["line"]) == line["ids"]
-    assert dictionary.encode_line(line["line"], append_eos=False, reverse=True) == line["ids_noeos_reverse"]
+    tokenizer, line = WordTokenizer(dictionary), content["encode_line"]
+    assert [*tokenizer.encode(line["line"]), EOS] == line["ids"]
+    assert tokenizer.encode(line["line"])[::-1] == line["ids_noeos_reverse"]
     ids = [dictionary.index(symbol) for symbol in content["string"].split()]
-    assert dictionary.string([BOS, *ids, EOS]) == content["string"]
+    assert tokenizer.decode([BOS, *ids, EOS]) == content["string"]
 
 
 def check_post_process(content: list[dict[str, str]]) -> None:

@@ -105,7 +105,7 @@ def spoil_missing(path: Path) -> str:
 def spoil_folder(path: Path) -> str:
     path.unlink()
     path.mkdir()
-    return "train.de is a folder, a file is needed"
+    return "train.de is a folder, but a file is needed"
 
 
 SPOILERS = [spoil_unequal, spoil_encoding, spoil_empty, spoil_blank, spoil_gzip, spoil_missing, spoil_folder]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.data.tokenizers.simple import CharacterTokenizer
+from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
 from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search, padded
 from subquad.decode.generate import Generator
 from subquad.decode.options import DecodeOptions, SampleOptions
@@ -276,7 +276,7 @@ def test_a_penalty_ends_repetition() -> None:
 
 # ---------------------------------------------------------------------- text in, text out
 
-TOKENIZER = CharacterTokenizer.train(["abcdefghij klmnopqrs"], None, 1)
+TOKENIZER = build_tokenizer(TokenizerConfig(kind="characters"), ["abcdefghij klmnopqrs"])
 
 
 def text_translator(**options: Any) -> Translator:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subquad.data.blocks import BlockOptions, Blocks
-from subquad.data.tokenizers.fairseq import FairseqDictionary
-from subquad.data.tokenizers.simple import ByteTokenizer, WordTokenizer
+from subquad.data.tokenizers.fairseq import FairseqDictionary, WordTokenizer
+from subquad.data.tokenizers.simple import ByteTokenizer
 from subquad.evaluate.accuracy import class_ranks, share
 from subquad.evaluate.bleu import bleu, chrf, compound_bleu, split_compounds, token_bleu, word_bleu, word_splitter
 from subquad.evaluate.measure import Measure

@@ -27,7 +27,7 @@ PLAIN = np.arange(10, 60)
 def hidden(options: dict[str, float], rounds: int = 400) -> tuple[np.ndarray, np.ndarray]:
     """What is read and where it is asked, of the same 50 tokens many times: (rounds, 50) both."""
     masking = Masking(MaskOptions(**options), SYMBOL, np.array([7, 8]))
-    drawn = [masking.hide(PLAIN, np.random.default_rng([0, number])) for number in range(rounds)]
+    drawn = [masking.apply(PLAIN, np.random.default_rng([0, number])) for number in range(rounds)]
     read, asked = zip(*drawn, strict=True)
     return np.stack(read), np.stack(asked)
 
@@ -45,7 +45,7 @@ def test_shares_are_those_that_were_asked_for() -> None:
 
 def test_a_sample_always_asks_for_something() -> None:
     masking = Masking(MaskOptions(share=0.01, kept=0.0, random=0.0), SYMBOL, PLAIN)
-    read, asked = masking.hide(np.array([5]), np.random.default_rng(0))
+    read, asked = masking.apply(np.array([5]), np.random.default_rng(0))
     assert asked.tolist() == [True]
     assert read.tolist() == [SYMBOL]
 

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.measured import Result
 from subquad.data.text.prepare import TextDataConfig, prepare_text
-from subquad.data.text.prepared import Prepared, open_prepared
+from subquad.data.text.store import PreparedText, open_prepared
 from subquad.train.checkpoint import CHECKSUMS, checkpoints, latest, load_checkpoint
 from subquad.train.loaded import load_run
 from subquad.train.recipe import read_recipe
@@ -130,10 +130,10 @@ def check_checkpoint(original: Path, copy: Path, draw: random.Random) -> str:
 # ---------------------------------------------------------------------- token files and tokenizers
 
 
-def prepared_content(prepared: Prepared) -> dict[str, Any]:
-    stores = {f"{split} {side}": prepared.store(split, side) for split in prepared.splits for side in prepared.sides}
+def prepared_content(prepared: PreparedText) -> dict[str, Any]:
+    stores = {f"{split} {side}": prepared.store(split, side) for split in prepared.splits for side in prepared.fields}
     arrays = {name: (store.tokens.tobytes(), store.index.tobytes()) for name, store in stores.items()}
-    return arrays | {side: prepared.tokenizer(side).fingerprint() for side in prepared.sides}
+    return arrays | {side: prepared.tokenizer(side).fingerprint() for side in prepared.fields}
 
 
 def check_tokens(config: TextDataConfig, expected: dict[str, Any], copy: Path, draw: random.Random) -> str:

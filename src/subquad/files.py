@@ -51,6 +51,25 @@ def wrap_corrupt_data_errors(what: str) -> Iterator[None]:
         raise ValueError(f"{what} is damaged, or of a version that is not known here ({reason[:300]})") from error
 
 
+def read_bytes(path: str | Path) -> bytes:
+    """Returns the content of a file. A missing file, and a folder, raise a ValueError."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a folder, but a file is needed") from None
+
+
+def decode_utf8(data: bytes, path: str) -> str:
+    """Returns the text of a file's content. Bytes that are not UTF-8 raise a ValueError that names their line."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8") from None
+
+
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """A YAML file that must hold a mapping, which is a `what`."""
     try:

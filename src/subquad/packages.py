@@ -4,14 +4,23 @@ The modules that a user names with `--plugin` are remembered here. `subquad doct
 and whether they are what the metadata of subquad asks for.
 """
 
+import functools
 import importlib
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+# torchvision registers shape functions for these operators when it is imported, and fails if its compiled part is
+# missing (a build for another torch). Image functions do not use the operators, so declaring them is enough.
+TORCHVISION_OPERATORS = {
+    "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "torchvision::qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
 
 
 def require(module: str, purpose: str, extra: str | None = None, *, package: str | None = None) -> Any:
@@ -36,6 +45,27 @@ def require_folder(package: str, purpose: str, extra: str) -> Path:
     if found is None or not found.submodule_search_locations:
         raise ValueError(_missing(package, purpose, extra))
     return Path(found.submodule_search_locations[0])
+
+
+@functools.cache
+def require_torchvision() -> Any:
+    """Returns torchvision.transforms.v2.functional, also where the compiled part of torchvision cannot load."""
+    import torch
+
+    module, purpose = "torchvision.transforms.v2.functional", "image augmentation"
+    try:
+        return require(module, purpose, "vision")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]  # the failed import left them behind
+    for name, schema in TORCHVISION_OPERATORS.items():
+        torch.library.define(name, schema)
+    try:
+        return require(module, purpose, "vision")
+    except RuntimeError as error:
+        raise ValueError(f"torchvision does not fit torch {torch.__version__}: {error}") from None
 
 
 def _missing(package: str, purpose: str, extra: str | None, broken: str = "") -> str:

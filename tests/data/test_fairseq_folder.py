@@ -18,7 +18,7 @@ from subquad.data.fairseq.folder import FairseqFolder
 from subquad.data.fairseq.index import open_indexed
 from subquad.data.text import arrays as token_arrays
 from subquad.data.text.prepare import TextDataConfig, prepare_text
-from subquad.data.text.prepared import Prepared
+from subquad.data.text.store import PreparedText
 from subquad.train.loaded import load_run
 from tests.fairseq_files import EOS, FORMS, LETTERS, numbered, write_dictionary, write_mmap, write_torchnet
 
@@ -48,12 +48,12 @@ def write_lines(folder: Path, form: str) -> Path:
     return folder
 
 
-def prepare(folder: Path, out: Path, task: str = "translation", **options: Any) -> Prepared:
+def prepare(folder: Path, out: Path, task: str = "translation", **options: Any) -> PreparedText:
     config = FairseqFolder.parse("fairseq", {"path": str(folder), **options}).text_config(task)
     return prepare_text(config, out)
 
 
-def rows(prepared: Prepared, split: str, side: str) -> list[list[int]]:
+def rows(prepared: PreparedText, split: str, side: str) -> list[list[int]]:
     store = prepared.store(split, side)
     return [store[i].tolist() for i in range(len(store))]
 
@@ -173,7 +173,7 @@ def test_training_on_a_folder(task: str, form: str, tmp_path: Path, capsys: pyte
     assert command(["train", path, "--out", str(run)]) == 0
     assert "after 2 updates" in capsys.readouterr().out
     target = load_run(run, "last").tokenizer("target" if task == "translation" else "text")
-    assert target.symbol(4) == "a"
+    assert target.id_to_token(4) == "a"
     assert command(["evaluate", str(run), "--split", "test", "decode.max_len_b=5"]) == 0
     found = json.loads((run / "evaluation-test.json").read_text())
     assert found["samples"] == (4 if task == "translation" else 5)
@@ -195,10 +195,10 @@ def test_statistics_of_a_folder(form: str, tmp_path: Path, capsys: pytest.Captur
     found = json.loads(capsys.readouterr().out)
     assert (found["folder"], found["task"]) == (str(folder), "translation")
     assert found["vocabularies"]["source"]["size"] == 4 + len(words_of(GERMAN))
-    target = found["splits"]["train"]["sides"]["target"]
+    target = found["splits"]["train"]["fields"]["target"]
     assert target["tokens"] == sum(len(line.split()) for line in ENGLISH[:16])
     assert target["unknown"] == 4
-    assert {item["symbol"]: item["count"] for item in target["most_frequent"]}["dog"] == 8
+    assert {item["token"]: item["count"] for item in target["most_frequent"]}["dog"] == 8
     lines = write_lines(tmp_path / "lines", form)
     assert command(["data", "stats", str(lines)]) == 0
     assert "valid: 5 samples read, skipped: none" in capsys.readouterr().out
@@ -217,7 +217,7 @@ def refused(folder: Path, message: str, task: str = "language-model", **options:
 def test_numbers_outside_of_the_dictionary(form: str, tmp_path: Path) -> None:
     write_dictionary(tmp_path / "dict.txt", ["a", "b"])
     FORMS[form](tmp_path / "train", [[4, EOS], [5, 6, EOS]])
-    refused(tmp_path, r"train\.idx, sample 2, number 2: 6 is outside of the vocabulary of 6 symbols")
+    refused(tmp_path, r"train\.idx, sample 2, number 2: 6 is outside the vocabulary of 6 tokens")
 
 
 def test_the_older_form_has_no_number_zero(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_an_index_that_ends_in_its_header(form: str, length: int, tmp_path: Path
     FORMS[form](tmp_path / "train", [[4, EOS]])
     content = (tmp_path / "train.idx").read_bytes()
     (tmp_path / "train.idx").write_bytes(content[:length])
-    with pytest.raises(ValueError, match=r"train\.idx (is damaged: it ends inside of its header|is no index)"):
+    with pytest.raises(ValueError, match=r"train\.idx (is damaged: it ends inside its header|is no index)"):
         open_indexed(tmp_path / "train.idx")
 
 
@@ -256,16 +256,16 @@ MMAP, TORCHNET = b"MMIDIDX\x00\x00", b"TNTIDX\x00\x00"
     [
         (MMAP + struct.pack("<QBQ", 1, 8, 2**64 - 1), "it says 18,446,744,073,709,551,615 samples"),
         (MMAP + struct.pack("<QBQ", 1, 8, 2**40) + b"\0" * 24, "which take 13,194,139,533,312 bytes, and has 24"),
-        (MMAP + struct.pack("<QBQ", 2, 8, 0), "has version 2, only 1 is known"),
-        (MMAP + struct.pack("<QBQ", 1, 7, 0), "tokens are whole numbers, its type 7 is none"),
-        (MMAP + struct.pack("<QBQiq", 1, 8, 1, -2, 0), "sample 1 has -2 numbers"),
-        (MMAP + struct.pack("<QBQ2i2q", 1, 8, 2, 1, 1, 0, 4), "do not stand one after the other"),
+        (MMAP + struct.pack("<QBQ", 2, 8, 0), "has version 2, but only 1 is known"),
+        (MMAP + struct.pack("<QBQ", 1, 7, 0), "this file has type 7"),
+        (MMAP + struct.pack("<QBQiq", 1, 8, 1, -2, 0), "sample 1 has -2 tokens"),
+        (MMAP + struct.pack("<QBQ2i2q", 1, 8, 2, 1, 1, 0, 4), "are not stored one after the other"),
         (MMAP + struct.pack("<QBQiq", 1, 8, 1, 3, 0), r"train\.bin is damaged: 4 bytes, where train\.idx says 6"),
         (TORCHNET + struct.pack("<5Q", 1, 4, 4, 2**62, 2**62), "it says 4,611,686,018,427,387,904 samples"),
         (TORCHNET + struct.pack("<5Q", 1, 4, 8, 0, 0), "have 4 bytes, not 8"),
         (TORCHNET + struct.pack("<5Q2q2q2q", 1, 4, 4, 1, 2, 0, 2, 0, 1, 1, 1), "samples of text have one dimension"),
-        (TORCHNET + struct.pack("<5Q2q2qq", 1, 4, 4, 1, 1, 0, 1, 0, 2, 1), "do not stand one after the other"),
-        (b"IMAGEIDX and so on", "is no index of fairseq's: it begins with b'IMAGEIDX '; readable are"),
+        (TORCHNET + struct.pack("<5Q2q2qq", 1, 4, 4, 1, 1, 0, 1, 0, 2, 1), "are not stored one after the other"),
+        (b"IMAGEIDX and so on", "is no index of fairseq: it begins with b'IMAGEIDX '"),
     ],
 )
 def test_wrong_indexes(index: bytes, message: str, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
     (folder / "dict.en.txt").unlink()
     refused(folder, r"dict\.en\.txt: there is no such file; fairseq-preprocess writes it", "translation")
     write_mmap(folder / "train1.de-en.de", [[4, EOS]])
-    refused(folder, "training data in parts", "translation")
+    refused(folder, "training data in several parts", "translation")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_numbers_and_depths_without_end(tmp_path: Path, capsys) -> None:
 
 def test_a_bomb_of_one_line_is_refused(tmp_path: Path, monkeypatch) -> None:
     """Reading stops at the limit, whatever the file would unpack to."""
-    monkeypatch.setattr(sources, "MOST_LINE", 1 << 20)
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"fine\n" + bytes(1 << 24)))
     lines = read_lines(path)

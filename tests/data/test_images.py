@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from subquad.data.images.mixup import MixingOptions, mix, soft_targets
-from subquad.data.images.sets import ArrayImages, FolderImages, UnreadableImage, decode, open_images
+from subquad.data.images.mixup import MixingOptions, mix_batch, soft_targets
+from subquad.data.images.sets import ArrayImages, FolderImages, UnreadableImage, decode_image, open_images
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def test_class_folders(folder):
     assert open_images(folder, classes=["dog", "cat"])[0][1] == 0
 
 
-def test_unreadable_images_are_counted_or_raised(folder):
+def test_unreadable_images_are_skipped_or_raised(folder):
     whole = (folder / "cat" / "0.png").read_bytes()
     (folder / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
     (folder / "dog" / "1.png").write_bytes(b"no image at all")
@@ -51,10 +51,9 @@ def test_unreadable_images_are_counted_or_raised(folder):
     assert len(taken) == 4
     assert sorted(images.skipped) == [str(folder / "cat" / "0.png"), str(folder / "dog" / "1.png")]
     assert isinstance(images, FolderImages)
-    assert images.check() == 2
     assert images.ignored == 1
     with pytest.raises(UnreadableImage, match=r"0\.png cannot be read"):
-        open_images(folder, strict=True).take([0])
+        open_images(folder)[0]
 
 
 def test_missing_classes_are_said(folder):
@@ -74,10 +73,10 @@ def test_missing_classes_are_said(folder):
 def test_large_images_and_strange_formats_are_refused(tmp_path):
     picture(100, 100).save(tmp_path / "big.png")
     with pytest.raises(UnreadableImage, match="100×100 pixels are more than 5000"):
-        decode(tmp_path / "big.png", "big.png", max_pixels=5000)
+        decode_image(tmp_path / "big.png", "big.png", max_pixels=5000)
     (tmp_path / "fake.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
     with pytest.raises(UnreadableImage, match="cannot be read"):
-        decode(tmp_path / "fake.png", "fake.png")
+        decode_image(tmp_path / "fake.png", "fake.png")
 
 
 def test_arrays(tmp_path):
@@ -93,11 +92,10 @@ def test_arrays(tmp_path):
     images = open_images(tmp_path / "b.npy")
     assert images[1][0].shape == (1, 8, 8)
     assert isinstance(images, ArrayImages)
-    assert images.part(3, 6)[0][1] == 0
     np.savez(tmp_path / "g.npz", images=pixels[:, :, :4], labels=labels)
     assert open_images(tmp_path / "g.npz")[0][0].shape == (3, 8, 4)
     np.savez(tmp_path / "h.npz", images=pixels[:, :3], labels=labels)
-    with pytest.raises(ValueError, match="which number of the shape"):
+    with pytest.raises(ValueError, match="which number counts the channels"):
         open_images(tmp_path / "h.npz")
     (tmp_path / "c.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:300])
     with pytest.raises(ValueError, match="cannot be read as npz"):
@@ -106,7 +104,7 @@ def test_arrays(tmp_path):
     with pytest.raises(ValueError, match="needs one of"):
         open_images(tmp_path / "d.npz")
     np.savez(tmp_path / "e.npz", images=pixels, labels=labels, classes=np.array(["x", "y"]))
-    with pytest.raises(ValueError, match="outside of the 2 classes"):
+    with pytest.raises(ValueError, match="outside the 2 classes"):
         open_images(tmp_path / "e.npz")
     np.savez(tmp_path / "f.npz", images=pixels, labels=labels[:5])
     with pytest.raises(ValueError, match="6 images, but labels"):
@@ -162,20 +160,20 @@ def test_parquet(folder):
 def test_mixup_shares_images_and_targets():
     images, labels = torch.rand(5, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0])
     options = MixingOptions(cutmix=0, smoothing=0)
-    mixed, targets = mix(images, labels, 4, options, generator())
+    mixed, targets = mix_batch(images, labels, 4, options, generator())
     share = targets[1, 1].item()
     assert 0 < share < 1
     torch.testing.assert_close(mixed, share * images + (1 - share) * images.flip(0))
     torch.testing.assert_close(targets.sum(1), torch.ones(5))
     assert targets[1, 3].item() == pytest.approx(1 - share)
-    again = mix(images, labels, 4, options, generator())
+    again = mix_batch(images, labels, 4, options, generator())
     assert again[0].equal(mixed)
 
 
 def test_cutmix_shares_by_area():
     images, labels = torch.stack([torch.zeros(3, 16, 16), torch.ones(3, 16, 16)]), torch.tensor([0, 1])
     for seed in range(20):
-        mixed, targets = mix(images, labels, 2, MixingOptions(mixup=0, smoothing=0), generator(seed))
+        mixed, targets = mix_batch(images, labels, 2, MixingOptions(mixup=0, smoothing=0), generator(seed))
         assert mixed[0].mean().item() == pytest.approx(targets[0, 1].item(), abs=1e-6)
     assert images[0].max() == 0, "the inputs are left alone"
 
@@ -183,7 +181,7 @@ def test_cutmix_shares_by_area():
 def test_mixing_can_be_off():
     images, labels = torch.rand(2, 3, 4, 4), torch.tensor([0, 1])
     for options in (MixingOptions(mixup=0, cutmix=0), MixingOptions(probability=0)):
-        mixed, targets = mix(images, labels, 4, options, generator())
+        mixed, targets = mix_batch(images, labels, 4, options, generator())
         assert mixed.equal(images)
         torch.testing.assert_close(targets, soft_targets(labels, 4, 0.1))
     torch.testing.assert_close(soft_targets(labels, 4, 0.1)[0], torch.tensor([0.925, 0.025, 0.025, 0.025]))
@@ -192,11 +190,11 @@ def test_mixing_can_be_off():
 @pytest.fixture
 def torchvision():
     """Transforms need torchvision; where it is not installed their message says so."""
-    from subquad.data.images.torchvision import import_torchvision
+    from subquad.packages import require_torchvision
 
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("torchvision is not installed")
-    return import_torchvision()
+    return require_torchvision()
 
 
 def test_training_transforms_follow_the_generator(torchvision):
@@ -242,11 +240,11 @@ def test_small_and_float_images(torchvision):
 
 
 def test_every_operation_of_randaugment_changes_the_image(torchvision):
-    from subquad.data.images.randaugment import OPERATIONS, Chance, RandAugment
+    from subquad.data.images.randaugment import OPERATIONS, RandAugment, Random
 
     image = Image.fromarray(RNG.integers(60, 180, (24, 24, 3), np.uint8))
     for name, operation in OPERATIONS.items():
-        changed = operation(image, 0.9, Chance(generator(1)), [124, 116, 104])
+        changed = operation(image, 0.9, Random(generator(1)), [124, 116, 104])
         assert changed.size == image.size, name
         assert np.asarray(changed).tolist() != np.asarray(image).tolist(), name
     assert RandAugment.parse("rand-m9-mstd0.5-inc1") == RandAugment(9.0, 0.5, 2)
@@ -256,10 +254,10 @@ def test_every_operation_of_randaugment_changes_the_image(torchvision):
 
 
 def test_crops_and_erasures_stay_inside(torchvision):
-    from subquad.data.images.randaugment import Chance
+    from subquad.data.images.randaugment import Random
     from subquad.data.images.transforms import crop_box, erase
 
-    chance = Chance(generator())
+    chance = Random(generator())
     for height, width in ((20, 30), (1, 50), (50, 1), (3, 3)):
         for _ in range(50):
             top, left, high, wide = crop_box((height, width), (0.08, 1.0), (3 / 4, 4 / 3), chance)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from hypothesis import strategies as st
 
 from subquad.data.images.arrays import ArrayImages
 from subquad.data.images.mixup import MixingOptions
-from subquad.data.images.sets import UnreadableImage, open_images
+from subquad.data.images.sets import FolderImages, UnreadableImage
 from subquad.data.images.transforms import AugmentOptions
-from subquad.data.prefetch import batch_seed, prefetched
+from subquad.data.prefetch import batch_seed, prefetch
 from subquad.tasks.classification import ClassificationTask
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.log import read_metrics
@@ -33,7 +34,7 @@ MODEL = {"kind": "vision", "image_size": 8, "channels": 3, "classes": 4, "patch"
 
 @given(st.lists(st.integers()), st.integers(0, 4))
 def test_items_come_in_their_order(items: list[int], threads: int) -> None:
-    assert list(prefetched(lambda item: item * 2, items, threads)) == [item * 2 for item in items]
+    assert list(prefetch(lambda item: item * 2, items, threads)) == [item * 2 for item in items]
 
 
 def test_an_error_comes_in_its_turn_as_itself() -> None:
@@ -42,7 +43,7 @@ def test_an_error_comes_in_its_turn_as_itself() -> None:
             raise ValueError("five")
         return item
 
-    made = prefetched(make, range(9), 3)
+    made = prefetch(make, range(9), 3)
     assert [next(made) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match=r"^five$"):
         next(made)
@@ -50,7 +51,7 @@ def test_an_error_comes_in_its_turn_as_itself() -> None:
 
 def test_closing_ends_the_threads_and_drops_the_rest() -> None:
     started = []
-    made = prefetched(lambda item: started.append(item), range(1000), 2)
+    made = prefetch(lambda item: started.append(item), range(1000), 2)
     next(made)
     made.close()
     assert len(started) < 20
@@ -106,6 +107,13 @@ def test_any_number_of_threads_and_an_interruption_give_the_same_bits(tmp_path: 
         assert first.state.metrics == other.state.metrics
 
 
+class RefusingImages(FolderImages):
+    """Raises the error of an unreadable image instead of skipping it."""
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> list[tuple[Any, int]]:
+        return [self[int(index)] for index in indices]
+
+
 def test_a_truncated_image_ends_the_run_with_its_own_error(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image", reason="image files need the vision extra")
     for number in range(24):
@@ -114,7 +122,7 @@ def test_a_truncated_image_ends_the_run_with_its_own_error(tmp_path: Path) -> No
         image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(folder / f"{number}.png")
     broken = tmp_path / "images" / "a" / "4.png"
     broken.write_bytes(broken.read_bytes()[:-30])
-    splits = {"train": open_images(tmp_path / "images", strict=True), "valid": images(8)}
+    splits = {"train": RefusingImages(tmp_path / "images"), "valid": images(8)}
     with pytest.raises(UnreadableImage, match=r"a/4\.png cannot be read"):
         trainer(recipe(2), tmp_path / "run", task(splits)).fit()
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from subquad.cli.data import data as data_app
 from subquad.data.text import encode
 from subquad.data.text.prepare import PrepareStatus, TextDataConfig, prepare_text
-from subquad.data.text.prepared import Prepared, open_prepared
 from subquad.data.text.sources import TextSource
 from subquad.data.text.stats import text_stats
-from subquad.data.tokenizers import TokenizerConfig, train_tokenizer
+from subquad.data.text.store import PreparedText, open_prepared
+from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
 from tests.data.test_sources import ENGLISH, GERMAN, write
 
 
@@ -29,7 +29,7 @@ def translation(files: list[str], **options) -> TextDataConfig:
     return TextDataConfig.parse("data", given)
 
 
-def texts(prepared: Prepared, split: str, side: str) -> list[str]:
+def texts(prepared: PreparedText, split: str, side: str) -> list[str]:
     tokenizer, store = prepared.tokenizer(side), prepared.store(split, side)
     return [tokenizer.decode(store[i]) for i in range(len(store))]
 
@@ -159,7 +159,7 @@ def test_another_split_can_be_added(tmp_path: Path, files) -> None:
 
 
 def saved_words(tmp_path: Path) -> str:
-    train_tokenizer(TokenizerConfig(kind="words"), ENGLISH + GERMAN).save(tmp_path / "words")
+    build_tokenizer(TokenizerConfig(kind="words"), ENGLISH + GERMAN).save(tmp_path / "words")
     return str(tmp_path / "words")
 
 
@@ -180,9 +180,9 @@ def test_an_interrupted_preparation_is_noticed(tmp_path: Path, files) -> None:
     [
         ({"splits": {"valid": "x"}}, "trained on the split `train`"),
         ({"splits": {}}, "splits"),
-        ({"splits": {"../x": "x"}}, "named by letters"),
+        ({"splits": {"../x": "x"}}, "letters, digits"),
         ({"task": "language-model", "target_tokenizer": {"kind": "bytes"}}, "is for translation"),
-        ({"tokenizer": {"kind": "bytes", "vocab_size": 9}}, "takes no vocab_size"),
+        ({"tokenizer": {"kind": "bytes", "vocab_size": 9}}, "does not accept vocab_size"),
         ({"max_length": 0}, "max_length"),
         ({"tokeniser": {}}, "did you mean 'tokenizer'"),
         ({"splits": {"train": {"file": "x"}}}, "did you mean 'files'"),
@@ -214,11 +214,11 @@ def test_statistics(tmp_path: Path) -> None:
     path = write(tmp_path / "t", ["a b a", "", "a <unk>", "c " * 97])
     options = {"task": "language-model", "splits": {"train": path}, "tokenizer": {"kind": "words", "vocab_size": 6}}
     found = text_stats(prepare_text(TextDataConfig.parse("data", options), tmp_path / "out"), most=2)
-    side = found["splits"]["train"]["sides"]["text"]
+    side = found["splits"]["train"]["fields"]["text"]
     assert (side["samples"], side["tokens"], side["empty"]) == (4, 102, 1)
     assert side["length"] == {"min": 0, "mean": 25.5, "median": 2, "p90": 97, "p95": 97, "p99": 97, "max": 97}
     assert (side["unknown"], side["unknown_rate"]) == (2, 2 / 102)
-    assert [(item["symbol"], item["count"]) for item in side["most_frequent"]] == [("c", 97), ("a", 3)]
+    assert [(item["token"], item["count"]) for item in side["most_frequent"]] == [("c", 97), ("a", 3)]
     assert found["vocabularies"]["text"] == {"kind": "words", "size": 6}
 
 
@@ -245,7 +245,7 @@ def test_commands(tmp_path: Path, files) -> None:
     assert "4 samples read, skipped: 1 empty" in printed
     assert "source" in printed
     stats = json.loads(call("stats", tmp_path / "out", "--json"))
-    assert stats["splits"]["train"]["sides"]["target"]["samples"] == 3
+    assert stats["splits"]["train"]["fields"]["target"]["samples"] == 3
 
 
 def test_prepare_from_yaml(tmp_path: Path, files) -> None:

@@ -6,20 +6,29 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subquad.data.text.sources import read_labelled, read_lines, read_pairs
+from subquad.data.text.sources import TextSource, read_lines, read_samples
 from subquad.data.text.store import FORMAT, TokenStore, TokenWriter, dtype_for
 from subquad.files import read_metadata, write_metadata
 
 ENGLISH = ["The cat sat.", "", "A dog barked at the cat.", "Two dogs."]
 GERMAN = ["Die Katze saß.", "Nichts.", "Ein Hund bellte die Katze an.", "Zwei Hunde."]
+
+
+def read_pairs(spec: Mapping[str, Any] | Sequence[str | Path] | str | Path) -> Iterator[tuple[str, ...]]:
+    """Samples of two fields, from the options of a source, one path or several."""
+    if not isinstance(spec, Mapping):
+        paths = [spec] if isinstance(spec, str | Path) else spec
+        spec = {"files": [str(path) for path in paths]}
+    return read_samples(TextSource.parse("source", spec), ("source", "target"))
 
 
 def write(path: Path, lines: list[str], end: str = "\n") -> str:
@@ -85,7 +94,7 @@ def test_csv_cells_may_hold_lines_and_quotes(tmp_path: Path) -> None:
 
 def test_labels_may_be_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "l.jsonl", ['{"label": 1, "text": "good"}'])
-    assert list(read_labelled(path)) == [("1", "good")]
+    assert list(read_pairs(path)) == [("1", "good")]
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -121,7 +130,7 @@ BAD_FILES = [
     ("a.jsonl", b'{"a": 1}\n{"a"\n', {"columns": ["a", "a"]}, "line 2: not JSON"),
     ("a.jsonl", b"[1]\n", {}, "a JSON object is needed"),
     ("a.jsonl", b'{"a": null, "b": 1}\n', {}, "column 1 holds None"),
-    ("a.jsonl", b'{"a": "\\ud800", "b": 1}\n', {}, "half a surrogate"),
+    ("a.jsonl", b'{"a": "\\ud800", "b": 1}\n', {}, "half of a surrogate"),
     ("a.tsv", b"", {}, "empty"),
     ("a.tsv", b"a\tb\nc\t\xff\n", {}, r"line 2: not UTF-8, byte 3 is 0xff"),
     ("a.txt", b"a\n", {}, "2 text files are needed"),

@@ -16,12 +16,12 @@ from subquad.data.blocks import BlockOptions, Blocks
 from subquad.data.text import arrays as token_arrays
 from subquad.data.text import store
 from subquad.data.text.prepare import TextDataConfig, prepare_text
-from subquad.data.text.prepared import Prepared
-from subquad.data.tokenizers import TokenizerConfig, load_tokenizer, train_tokenizer
-from subquad.data.tokenizers.simple import IdsTokenizer
+from subquad.data.text.store import PreparedText
+from subquad.data.tokenizers import TokenizerConfig, build_tokenizer, load_tokenizer
+from subquad.data.tokenizers.simple import IdTokenizer
 
 PAD, EOS, SIZE = 1, 2, 300
-IDS = {"kind": "ids", "vocab_size": SIZE, "numbers": {"pad": PAD, "eos": EOS}}
+IDS = {"kind": "ids", "vocab_size": SIZE, "special_ids": {"pad": PAD, "eos": EOS}}
 
 
 def save(path: Path, **arrays: Any) -> str:
@@ -30,12 +30,12 @@ def save(path: Path, **arrays: Any) -> str:
     return str(path)
 
 
-def prepare(folder: Path, files: str | Sequence[str], task: str = "language-model", **options: Any) -> Prepared:
+def prepare(folder: Path, files: str | Sequence[str], task: str = "language-model", **options: Any) -> PreparedText:
     given = {"task": task, "splits": {"train": files}, "tokenizer": IDS, **options}
     return prepare_text(TextDataConfig.parse("data", given), folder)
 
 
-def rows(prepared: Prepared, side: str = "text") -> list[list[int]]:
+def rows(prepared: PreparedText, side: str = "text") -> list[list[int]]:
     found = prepared.store("train", side)
     return [found[i].tolist() for i in range(len(found))]
 
@@ -115,7 +115,7 @@ def test_a_stream_needs_no_memory_for_itself(tmp_path: Path, monkeypatch: pytest
 
 def test_numbers_of_a_known_tokenizer(tmp_path: Path) -> None:
     """Whatever made the numbers, its tokenizer says how many there are and what they mean."""
-    made = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=280), ["the cat sat on the mat"] * 3)
+    made = build_tokenizer(TokenizerConfig(kind="bpe", vocab_size=280), ["the cat sat on the mat"] * 3)
     made.save(tmp_path / "bpe")
     ids = made.encode_batch(["the cat", "sat on"])
     path = save(tmp_path / "a.npz", ids=np.concatenate(ids), lengths=np.array([len(each) for each in ids]))
@@ -124,15 +124,15 @@ def test_numbers_of_a_known_tokenizer(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_of_numbers(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(TokenizerConfig.parse("tokenizer", IDS))
+    tokenizer = build_tokenizer(TokenizerConfig.parse("tokenizer", IDS))
     assert tokenizer.encode(" 5 299  0 ") == [5, 299, 0]
     assert tokenizer.decode([5, 299, EOS, PAD]) == "5 299"
     tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    assert isinstance(loaded, IdsTokenizer)
+    assert isinstance(loaded, IdTokenizer)
     assert (loaded.pad, loaded.eos, loaded.unk, loaded.size) == (PAD, EOS, -1, SIZE)
     for wrong in ("300", "-1", "x", "²"):
-        with pytest.raises(ValueError, match=f"'{wrong}' is no number of the vocabulary, which are 0 to 299"):
+        with pytest.raises(ValueError, match=f"'{wrong}' is no token id; the vocabulary has 0 to 299"):
             tokenizer.encode(f"5 {wrong}")
 
 
@@ -175,7 +175,7 @@ def test_training_on_arrays(task: str, tmp_path: Path, capsys: pytest.CaptureFix
     save(tmp_path / "t0.npy", ids=ids)
     assert command(["train", path, "--out", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err.strip()
-    assert error.endswith("t0.npy, sample 42, number 6: 300 is outside of the vocabulary of 300 symbols")
+    assert error.endswith("t0.npy, sample 42, number 6: 300 is outside the vocabulary of 300 tokens")
     assert "\n" not in error
 
 
@@ -188,7 +188,7 @@ GOOD = np.arange(3, 15)
     ("name", "arrays", "message"),
     [
         ("a.npy", {"ids": GOOD.astype(np.float32)}, "whole numbers, not float32"),
-        ("a.npy", {"ids": GOOD.reshape(2, 2, 3)}, r"not \(2, 2, 3\)"),
+        ("a.npy", {"ids": GOOD.reshape(2, 2, 3)}, r"the shape is \(2, 2, 3\)"),
         ("a.npy", {"ids": GOOD[:0]}, "empty, there are no samples"),
         ("a.npy", {"ids": GOOD - 4}, "sample 1, number 1: -1 is outside"),
         ("a.npz", {"ids": GOOD}, "needs the arrays `ids` and either `lengths` or `offsets`"),
@@ -197,7 +197,7 @@ GOOD = np.arange(3, 15)
         ("a.npz", {"ids": GOOD, "lengths": [15, -3]}, "cover all 12 ids"),
         ("a.npz", {"ids": GOOD, "offsets": [0, 7, 5, 12]}, "cover all 12 ids"),
         ("a.npz", {"ids": GOOD, "offsets": [2, 12]}, "cover all 12 ids"),
-        ("a.npz", {"ids": GOOD, "offsets": [0.0, 12.0]}, "offsets is one row of whole numbers"),
+        ("a.npz", {"ids": GOOD, "offsets": [0.0, 12.0]}, "offsets must be a row of whole numbers"),
     ],
 )
 def test_bad_arrays(tmp_path: Path, name: str, arrays: dict[str, Any], message: str) -> None:
@@ -229,19 +229,22 @@ def test_parallel_arrays(tmp_path: Path) -> None:
         prepare(tmp_path / "out", [table, other], "translation")
     with pytest.raises(ValueError, match=r"s\.npy is one long sample"):
         prepare(tmp_path / "out", [table, stream], "translation")
-    with pytest.raises(ValueError, match=r"2 files of token numbers are needed \(source, target\); got .*t\.npy"):
+    with pytest.raises(ValueError, match=r"2 files of token ids are needed \(source, target\); got .*t\.npy"):
         prepare(tmp_path / "out", [table], "translation")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "bpe"}, "trained on text, but `train` holds numbers of tokens"),
-        ({"kind": "ids", "vocab_size": 9}, "needs vocab_size and numbers"),
-        ({**IDS, "numbers": {"pad": 1, "eos": 300}}, r"numbers\.eos is 300; a vocabulary of 300 has 0 to 299"),
-        ({**IDS, "numbers": {"pad": 1, "eos": 1}}, "must differ"),
-        ({**IDS, "numbers": {"pad": 1, "eos": 2, "boss": 3}}, "did you mean 'bos'"),
-        ({**IDS, "min_count": 2}, "ids takes no min_count"),
+        ({"kind": "bpe"}, "trained on text, but `train` holds token ids"),
+        ({"kind": "ids", "vocab_size": 9}, "needs vocab_size and special_ids"),
+        (
+            {**IDS, "special_ids": {"pad": 1, "eos": 300}},
+            r"special_ids\.eos is 300, but a vocabulary of 300",
+        ),
+        ({**IDS, "special_ids": {"pad": 1, "eos": 1}}, "must differ"),
+        ({**IDS, "special_ids": {"pad": 1, "eos": 2, "boss": 3}}, "did you mean 'bos'"),
+        ({**IDS, "min_count": 2}, "ids does not accept min_count"),
     ],
 )
 def test_wrong_tokenizers(options: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from subquad.data.tokenizers import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.fairseq import SubwordCodes
 from tests.data.test_tokenizers import LINES, TEXT
 
@@ -46,7 +46,7 @@ def sentencepiece_pair(sentencepiece_model: bytes, tmp_path: Path) -> tuple[Toke
     import sentencepiece
 
     (tmp_path / "m.model").write_bytes(sentencepiece_model)
-    train_tokenizer(TokenizerConfig(kind="sentencepiece", path=str(tmp_path / "m.model"))).save(tmp_path / "saved")
+    build_tokenizer(TokenizerConfig(kind="sentencepiece", path=str(tmp_path / "m.model"))).save(tmp_path / "saved")
     return load_tokenizer(tmp_path / "saved"), sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model)
 
 
@@ -66,7 +66,7 @@ def test_sentencepiece_agrees(sentencepiece_pair: tuple[Tokenizer, Any]) -> None
         assert ours.encode(text) == theirs.encode(text)
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
     count = theirs.get_piece_size()
-    assert [ours.symbol(i) for i in range(count)] == [theirs.id_to_piece(i) for i in range(count)]
+    assert [ours.id_to_token(i) for i in range(count)] == [theirs.id_to_piece(i) for i in range(count)]
     special = {"bos": theirs.bos_id(), "pad": theirs.pad_id(), "eos": theirs.eos_id(), "unk": theirs.unk_id()}
     numbers = [getattr(ours, role) for role in special]
     assert len(set(numbers)) == 4
@@ -79,7 +79,7 @@ def test_a_damaged_sentencepiece_model(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     (tmp_path / "m.model").write_bytes(b"no model at all")
     with pytest.raises(ValueError, match="no SentencePiece model"):
-        train_tokenizer(TokenizerConfig(kind="sentencepiece", path=str(tmp_path / "m.model")))
+        build_tokenizer(TokenizerConfig(kind="sentencepiece", path=str(tmp_path / "m.model")))
 
 
 # ---------------------------------------------------------------------- subword-nmt and moses
@@ -109,11 +109,11 @@ def test_subword_codes_agree(codes: str, version: str) -> None:
     @settings(max_examples=200, deadline=None)
     @given(text=st.one_of(TEXT, st.text("thecatdogundein @<w>/ \u00a0\n")))
     def agrees(text: str) -> None:
-        assert " ".join(ours.pieces(text)) == theirs.segment(text)
+        assert " ".join(ours.split_line(text)) == theirs.segment(text)
 
     agrees()
     for text in [*AWKWARD, *LINES]:
-        assert " ".join(ours.pieces(text)) == theirs.segment(text)
+        assert " ".join(ours.split_line(text)) == theirs.segment(text)
 
 
 @pytest.fixture(scope="module", params=["en", "de", "fr", None])
@@ -123,7 +123,7 @@ def moses(request: pytest.FixtureRequest, codes: str, tmp_path_factory: pytest.T
     language, folder = request.param, tmp_path_factory.mktemp("moses")
     (folder / "codes").write_text(codes)
     options = {"kind": "moses-bpe", "codes": str(folder / "codes"), "language": language}
-    ours = train_tokenizer(TokenizerConfig.parse("tokenizer", options), LINES[:2])
+    ours = build_tokenizer(TokenizerConfig.parse("tokenizer", options), LINES[:2])
     bpe = subword_nmt(codes)
 
     def pieces(text: str) -> list[str]:
@@ -142,19 +142,19 @@ def moses(request: pytest.FixtureRequest, codes: str, tmp_path_factory: pytest.T
 
 def test_moses_and_codes_agree(moses: Any) -> None:
     ours, pieces, words = moses
-    known = {ours.symbol(number): number for number in range(4, ours.size)}
+    known = {ours.id_to_token(number): number for number in range(4, ours.size)}
 
     @settings(max_examples=100, deadline=None)
     @given(text=st.one_of(TEXT, st.lists(st.sampled_from([*" ".join(LINES).split(), *AWKWARD])).map(" ".join)))
     @example("@-@")
     def agrees(text: str) -> None:
         expected = pieces(text)
-        assert ours.pieces(text) == expected
+        assert ours.split_pieces(text) == expected
         ids = ours.encode(text)
         assert ids == [known.get(piece, ours.unk) for piece in expected]
-        assert ours.decode([*ids, ours.eos]) == words([ours.symbol(number) for number in ids])
+        assert ours.decode([*ids, ours.eos]) == words([ours.id_to_token(number) for number in ids])
 
     agrees()
     for text in [*AWKWARD, *LINES]:
-        assert ours.pieces(text) == pieces(text)
+        assert ours.split_pieces(text) == pieces(text)
     assert ours.decode(ours.encode(LINES[0])) == LINES[0]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from subquad.data.tokenizers import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.fairseq import FairseqDictionary, SubwordCodes, post_process
 from subquad.data.tokenizers.simple import LabelTokenizer
 from tests.golden_files import FOLDER
@@ -29,7 +29,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 def trained(kind: str, lines: list[str] = LINES, **options: Any) -> Tokenizer:
     if kind in ("bpe", "unigram"):
         options.setdefault("vocab_size", 300)
-    return train_tokenizer(TokenizerConfig.parse("tokenizer", {"kind": kind, **options}), lines)
+    return build_tokenizer(TokenizerConfig.parse("tokenizer", {"kind": kind, **options}), lines)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_subwords_shorten_text_and_respect_the_size(tokenizers) -> None:
 def test_words_are_sorted_by_count_and_limited() -> None:
     lines = ["b b b a a c <unk> <unk>", "a d </s>"]
     tokenizer = trained("words", lines)
-    assert [tokenizer.symbol(i) for i in range(tokenizer.size)] == [*("<s>", "<pad>", "</s>", "<unk>"), *"abcd"]
+    assert [tokenizer.id_to_token(i) for i in range(tokenizer.size)] == [*("<s>", "<pad>", "</s>", "<unk>"), *"abcd"]
     assert tokenizer.encode("d a <unk> zebra </s> <pad>") == [7, 4, 3, 3, 3, 3]
     assert tokenizer.decode([7, 3]) == "d <unk>"
     assert trained("words", lines, min_count=2).size == 6
@@ -128,7 +128,7 @@ def test_saved_and_loaded(tmp_path: Path, tokenizers, kind) -> None:
     tokenizer = tokenizers[kind]
     tokenizer.save(tmp_path / "t")
     loaded = load_tokenizer(tmp_path / "t")
-    again = train_tokenizer(TokenizerConfig(kind="saved", path=str(tmp_path / "t")))
+    again = build_tokenizer(TokenizerConfig(kind="saved", path=str(tmp_path / "t")))
     for other in (loaded, again):
         assert other.fingerprint() == tokenizer.fingerprint()
         assert other.size == tokenizer.size
@@ -184,7 +184,7 @@ def test_a_tokenizer_json_of_others(tmp_path: Path) -> None:
     engine.enable_truncation(1)
     path = tmp_path / "tokenizer.json"
     engine.save(str(path))
-    tokenizer = train_tokenizer(TokenizerConfig(kind="file", path=str(path)))
+    tokenizer = build_tokenizer(TokenizerConfig(kind="file", path=str(path)))
     assert (tokenizer.bos, tokenizer.pad, tokenizer.eos, tokenizer.unk, tokenizer.size) == (2, 0, 5, 1, 6)
     assert tokenizer.encode("the cat the") == [4, 3, 4]
     assert tokenizer.encode("the dog") == [4, 1]
@@ -192,20 +192,20 @@ def test_a_tokenizer_json_of_others(tmp_path: Path) -> None:
     assert "[UNK]" in tokenizer.decode([4, 1])
     tokenizer.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").eos == 5
-    named = train_tokenizer(TokenizerConfig(kind="file", path=str(path), symbols={"eos": "cat"}))
+    named = build_tokenizer(TokenizerConfig(kind="file", path=str(path), special_tokens={"eos": "cat"}))
     assert named.eos == 3
-    with pytest.raises(ValueError, match="no symbol '<end>'"):
-        train_tokenizer(TokenizerConfig(kind="file", path=str(path), symbols={"eos": "<end>"}))
+    with pytest.raises(ValueError, match="no token '<end>'"):
+        build_tokenizer(TokenizerConfig(kind="file", path=str(path), special_tokens={"eos": "<end>"}))
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
-        train_tokenizer(TokenizerConfig(kind="file", path=str(path)))
+        build_tokenizer(TokenizerConfig(kind="file", path=str(path)))
 
 
 def test_sentencepiece_names_the_package(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     (tmp_path / "m.model").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"sentencepiece: pip install 'subquad\[text\]'"):
-        train_tokenizer(TokenizerConfig(kind="sentencepiece", path=str(tmp_path / "m.model")))
+        build_tokenizer(TokenizerConfig(kind="sentencepiece", path=str(tmp_path / "m.model")))
 
 
 def test_moses_names_the_package(tmp_path: Path, monkeypatch) -> None:
@@ -225,7 +225,7 @@ def test_pieces_with_a_fairseq_dictionary(tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").encode("newer") == [5, 6]
     made = trained("moses-bpe", ["low low newer"], codes=codes, multiple=8)
-    assert [made.symbol(i) for i in range(4, 8)] == ["low", "newe@@", "r", "madeupword0000"]
+    assert [made.id_to_token(i) for i in range(4, 8)] == ["low", "newe@@", "r", "madeupword0000"]
 
 
 # ---------------------------------------------------------------------- fairseq's text
@@ -243,10 +243,10 @@ def test_subword_codes(version, end) -> None:
     """The earliest merge goes first, whatever its place in the word; both versions of the file give the same."""
     merges = ["x x", "a b", "b c</w>" if not end else "c </w>", "ab c</w>", "b c</w>"]
     codes = SubwordCodes(version + "\n".join(merges) + "\n", "codes")
-    assert codes.pieces("abc") == ["abc"]
-    assert codes.pieces("xxxxx q") == ["xx@@", "xx@@", "x", "q"]
-    assert codes.pieces("cab") == (["c@@", "ab"] if end else ["c@@", "a@@", "b"])
-    assert codes.pieces("") == []
+    assert codes.split_line("abc") == ["abc"]
+    assert codes.split_line("xxxxx q") == ["xx@@", "xx@@", "x", "q"]
+    assert codes.split_line("cab") == (["c@@", "ab"] if end else ["c@@", "a@@", "b"])
+    assert codes.split_line("") == []
 
 
 def test_subword_codes_refuse_what_they_are_not() -> None:
@@ -263,7 +263,7 @@ def test_dictionary_files(tmp_path: Path) -> None:
     assert dictionary.symbols[4:] == ["the", "\u00a0", "the"]
     assert dictionary.index("the") == 6
     assert dictionary.text() == path.read_text()
-    twice = ("the 5\nthe 2\n", "line 2: 'the' stands there twice")
+    twice = ("the 5\nthe 2\n", "line 2: 'the' occurs twice")
     for text, message in [twice, ("the\n", "line 1"), ("a x\n", "line 1")]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
@@ -281,12 +281,12 @@ def test_dictionary_files(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"kind": "bpee"}, "bpe"),
-        ({"kind": "bytes", "vocab_size": 300}, "bytes takes no vocab_size; it has no options"),
-        ({"kind": "bpe", "path": "x"}, "bpe takes no path; it takes vocab_size"),
-        ({"kind": "bpe", "vocab_size": 100}, "vocab_size 260 or more"),
-        ({"kind": "file"}, "file needs path"),
+        ({"kind": "bytes", "vocab_size": 300}, "bytes does not accept vocab_size; it has no options"),
+        ({"kind": "bpe", "path": "x"}, "bpe does not accept path; it accepts vocab_size"),
+        ({"kind": "bpe", "vocab_size": 100}, "vocab_size of 260 or more"),
+        ({"kind": "file"}, "file needs the option path"),
         ({"kind": "moses-bpe"}, "needs codes"),
-        ({"kind": "file", "path": "x", "symbols": {"ens": "</s>"}}, "did you mean 'eos'"),
+        ({"kind": "file", "path": "x", "special_tokens": {"ens": "</s>"}}, "did you mean 'eos'"),
         ({"vocabsize": 3}, "did you mean 'vocab_size'"),
     ],
 )
@@ -315,10 +315,10 @@ def test_a_mistake_in_the_lines_comes_through(kind) -> None:
         raise ValueError("file, line 7: not UTF-8")
 
     with pytest.raises(ValueError, match=r"^file, line 7: not UTF-8$"):
-        train_tokenizer(TokenizerConfig(kind=kind), lines())
+        build_tokenizer(TokenizerConfig(kind=kind), lines())
 
 
 @pytest.mark.parametrize("kind", ["file", "sentencepiece"])
 def test_missing_files(kind) -> None:
     with pytest.raises(ValueError, match="nowhere: there is no such file"):
-        train_tokenizer(TokenizerConfig(kind=kind, path="nowhere"))
+        build_tokenizer(TokenizerConfig(kind=kind, path="nowhere"))

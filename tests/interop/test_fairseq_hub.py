@@ -94,7 +94,7 @@ def test_numbers_of_sentences(tmp_path: Path) -> None:
     model = from_pretrained(place(tmp_path / "model"), tokenizer="moses", bpe="subword_nmt")
     tokens = model.encode(SOURCES[0])
     assert tokens.dtype == torch.int64
-    symbols = [model.source.symbol(number) for number in tokens]
+    symbols = [model.source.id_to_token(number) for number in tokens]
     assert symbols == [*SOURCES[0].split(), "</s>"]
     assert model.decode(torch.tensor(BEST[0]["tokens"])) == BEST[0]["text"]
 

@@ -22,9 +22,9 @@ pytest.importorskip("transformers", reason="pip install 'subquad[hf]'")
 import transformers as hf
 
 from subquad.cli.main import run as command
-from subquad.data.tokenizers import TokenizerConfig, train_tokenizer
+from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
 from subquad.data.tokenizers.base import Tokenizer
-from subquad.data.tokenizers.simple import IdsTokenizer
+from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
 from subquad.decode.translate import Translator
@@ -90,8 +90,8 @@ def translation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]
 def tokenizers() -> Iterator[tuple[str, Tokenizer]]:
     for kind in ("bpe", "unigram", "bytes", "characters", "words"):
         options = {"vocab_size": 300} if kind in ("bpe", "unigram") else {}
-        yield kind, train_tokenizer(TokenizerConfig.parse("tokenizer", {"kind": kind, **options}), LINES)
-    yield "ids", IdsTokenizer(30, {"pad": 0, "eos": 1})
+        yield kind, build_tokenizer(TokenizerConfig.parse("tokenizer", {"kind": kind, **options}), LINES)
+    yield "ids", IdTokenizer(30, {"pad": 0, "eos": 1})
 
 
 @pytest.mark.parametrize(("kind", "tokenizer"), [pytest.param(*pair, id=pair[0]) for pair in tokenizers()])

@@ -14,8 +14,7 @@ import torch
 import yaml
 
 from subquad.cli.main import run as command
-from subquad.data.tokenizers.fairseq import post_process
-from subquad.data.tokenizers.simple import MosesTokenizer
+from subquad.data.tokenizers.fairseq import MosesTokenizer, post_process
 from subquad.interop.checkpoints.fairseq.models import PAD, in_current_layout
 from subquad.interop.checkpoints.fairseq.settings import DECODE
 from subquad.interop.checkpoints.registry import convert_checkpoint, import_checkpoint

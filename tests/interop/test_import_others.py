@@ -19,12 +19,12 @@ import torch
 import yaml
 
 from subquad.cli.main import run as command
-from subquad.data.images.torchvision import import_torchvision
 from subquad.data.images.transforms import AugmentOptions
 from subquad.interop.checkpoints.fairseq.models import PAD
 from subquad.interop.checkpoints.vision.convert import evit_options, pyramid_options
 from subquad.interop.export.card import model_card
 from subquad.models import LanguageModel, Seq2Seq
+from subquad.packages import require_torchvision
 from subquad.train.loaded import Loaded, load_run
 from subquad.train.recipe import Recipe
 from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE
@@ -206,7 +206,7 @@ def test_image_classifiers_with_primal_attention(path: Path, tmp_path: Path) -> 
 
 def deit(width: int, heads: int) -> Any:
     """timm's own model of a class token and softmax attention, which is DeiT's."""
-    import_torchvision()
+    require_torchvision()
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     size = {"embed_dim": width, "num_heads": heads, "depth": 2, "img_size": 32, "num_classes": 3}

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import subquad
-from subquad.data.images.torchvision import import_torchvision
 from subquad.interop.patching.host import SwappedAttention
 from subquad.mixers import available, mixer_class
+from subquad.packages import require_torchvision
 from subquad.testing import close
 
 transformers = pytest.importorskip("transformers")
-import_torchvision()  # timm imports it, also where it was built for another torch
+require_torchvision()  # timm imports it, also where it was built for another torch
 timm = pytest.importorskip("timm")
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from subquad.progress import Progress
 
 if TYPE_CHECKING:
     from subquad.data.text.prepare import PrepareStatus
-    from subquad.data.text.prepared import Prepared
+    from subquad.data.text.store import PreparedText
 
 data = typer.Typer(cls=Group, rich_markup_mode=None)
 FILES = "A file of the {} data. Give the option again for the second language."
@@ -55,9 +55,7 @@ def prepare(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            help="The tokenizer: bpe, unigram, bytes, characters, words, file, sentencepiece, moses-bpe, ids or saved."
-        ),
+        typer.Option(help="The kind of tokenizer, such as bpe, words or bytes; a wrong one is answered with the list."),
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="The vocabulary has at most this many symbols.")] = None,
     tokenizer_path: Annotated[
@@ -69,9 +67,9 @@ def prepare(
     ] = None,
     separate: Annotated[bool, typer.Option("--separate", help="Give each language a vocabulary of its own.")] = False,
     max_length: Annotated[
-        int | None, typer.Option(help="Skip samples with more tokens than this on one of their sides.")
+        int | None, typer.Option(help="Skip samples with more tokens than this in one of their fields.")
     ] = None,
-    keep_empty: Annotated[bool | None, typer.Option(help="Whether samples with an empty side are kept.")] = None,
+    keep_empty: Annotated[bool | None, typer.Option(help="Whether samples with an empty field are kept.")] = None,
     workers: Annotated[
         int | None, typer.Option(help="How many processes work at once. By default one for each core, if it pays.")
     ] = None,
@@ -131,8 +129,8 @@ def stats(
 
     from subquad.data.fairseq.folder import FairseqFolder, fairseq_task
     from subquad.data.text.prepare import prepare_text
-    from subquad.data.text.prepared import open_prepared
     from subquad.data.text.stats import text_stats
+    from subquad.data.text.store import open_prepared
     from subquad.files import wrap_corrupt_data_errors
 
     with TemporaryDirectory() as scratch, wrap_corrupt_data_errors(f"the data in {folder}"):
@@ -171,17 +169,17 @@ def _columns(text: str | None) -> list[int | str] | None:
     return [int(part) if part.strip().isdecimal() else part.strip() for part in text.split(",")]
 
 
-def _print_prepared(prepared: "Prepared") -> None:
+def _print_prepared(prepared: "PreparedText") -> None:
     splits = prepared.description["splits"]
     for name, tokenizer in prepared.description["tokenizers"].items():
         print(f"{name}: {tokenizer['size']:,} symbols{_fewer(tokenizer)} ({prepared.changes[name]})")
     rows, skipped = [], prepared.skipped()
     for name, split in splits.items():
-        tokens = [f"{split['tokens'][side]:,}" for side in prepared.sides]
+        tokens = [f"{split['tokens'][field]:,}" for field in prepared.fields]
         change = prepared.changes.get(name, "left as it was")
         rows.append([name, f"{split['samples']:,}", *tokens, skipped.get(name, "none"), change])
-    headers = ["split", "samples", *(f"{side} tokens" for side in prepared.sides), "skipped", "why written"]
-    print_table(headers, rows, numeric=range(1, 2 + len(prepared.sides)))
+    headers = ["split", "samples", *(f"{field} tokens" for field in prepared.fields), "skipped", "why written"]
+    print_table(headers, rows, numeric=range(1, 2 + len(prepared.fields)))
     for name, change in prepared.changes.items():
         if change.startswith("removed"):
             print(f"{name}: {change}")
@@ -195,22 +193,22 @@ def _fewer(tokenizer: dict[str, Any]) -> str:
 
 
 def _print_stats(described: dict[str, Any]) -> None:
-    for side, vocabulary in described["vocabularies"].items():
-        print(f"{side}: {vocabulary['size']:,} symbols ({vocabulary['kind']})")
+    for field, vocabulary in described["vocabularies"].items():
+        print(f"{field}: {vocabulary['size']:,} symbols ({vocabulary['kind']})")
     rows: list[list[str]] = []
     for split, content in described["splits"].items():
-        for side, found in content["sides"].items():
+        for field, found in content["fields"].items():
             length = found["length"]
             lengths = [f"{length[name]:.1f}" if name == "mean" else f"{length[name]:,}" for name in length]
             counts = [f"{found[name]:,}" for name in ("samples", "tokens")]
-            rows.append([split, side, *counts, *lengths, f"{100 * found['unknown_rate']:.2f} %"])
+            rows.append([split, field, *counts, *lengths, f"{100 * found['unknown_rate']:.2f} %"])
         rows.append([])
     names = ["min", "mean", "median", "p90", "p95", "p99", "max"]
-    print_table(["split", "side", "samples", "tokens", *names, "unknown"], rows[:-1], numeric=range(2, 12))
+    print_table(["split", "field", "samples", "tokens", *names, "unknown"], rows[:-1], numeric=range(2, 12))
     for split, content in described["splits"].items():
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in content["skipped"].items() if count)
         print(f"\n{split}: {content['read']:,} samples read, skipped: {skipped or 'none'}")
-        for side, found in content["sides"].items():
-            frequent = ", ".join(f"{item['symbol']} {item['count']:,}" for item in found["most_frequent"])
+        for field, found in content["fields"].items():
+            frequent = ", ".join(f"{item['token']} {item['count']:,}" for item in found["most_frequent"])
             if frequent:
-                print(f"  most frequent in {side}: {frequent}")
+                print(f"  most frequent in {field}: {frequent}")

@@ -218,14 +218,14 @@ def _given_vocabulary(model: dict[str, Any]) -> str:
 
 def _unreadable(recipe: "Recipe", split: str) -> str | None:
     """Why the first sample of a split of text files cannot be read, if it cannot."""
-    from subquad.data.text.prepared import SIDES, prepared_for
     from subquad.data.text.sources import read_samples
+    from subquad.data.text.store import FIELDS, prepared_for
 
     source = recipe.data.splits.get(split)
     if source is None or source.is_ids:
         return None
     try:
-        next(read_samples(source, SIDES[prepared_for(recipe.task)]))
+        next(read_samples(source, FIELDS[prepared_for(recipe.task)]))
     except ValueError as error:
         return str(error)
     return None

@@ -1,12 +1,12 @@
-"""Batches of about equal cost: samples of similar length together, as many as a token budget allows.
+"""Batches of about equal cost: each has samples of similar length, as many as a token budget allows.
 
-A batch costs sentences × its longest sample, because shorter ones are padded to it. Every sample is in exactly one
-batch of an epoch; the order depends on the seed and the number of the epoch and on nothing else.
+A batch costs (number of samples) × (length of its longest sample), because shorter samples are padded to that length.
+Every sample is in exactly one batch of an epoch. The order depends only on the seed and the number of the epoch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -16,17 +16,21 @@ from torch import Tensor
 
 from subquad.config import Options
 
-Batch = np.ndarray  # (samples,) int64: the numbers of the samples
+Batch = np.ndarray  # (samples,) int64: the indices of the samples
 Item = TypeVar("Item")
 
 
 class Budget(Options):
-    """How large a batch may become."""
+    """The limits of the size of a batch."""
 
-    max_tokens: int | None = Field(4096, ge=1, description="most of sentences × longest sample, eos included")
-    max_sentences: int | None = Field(None, ge=1, description="most samples")
-    multiple: int = Field(8, ge=1, description="batches of more samples than this are cut to a multiple of it")
-    skip_long: bool = Field(False, description="leave out samples that exceed max_tokens alone, and count them")
+    max_tokens: int | None = Field(
+        4096, ge=1, description="The most tokens of a batch: samples × longest sample, eos included."
+    )
+    max_sentences: int | None = Field(None, ge=1, description="The most samples of a batch.")
+    multiple: int = Field(8, ge=1, description="A batch of more samples than this is cut to a multiple of it.")
+    skip_long: bool = Field(
+        False, description="Whether samples that exceed max_tokens by themselves are left out and counted."
+    )
 
     def check(self) -> None:
         if self.max_tokens is None and self.max_sentences is None:
@@ -34,19 +38,19 @@ class Budget(Options):
 
 
 def too_long(sizes: np.ndarray, budget: Budget) -> np.ndarray:
-    """Numbers of the samples that exceed the budget alone."""
+    """Returns the indices of the samples that exceed the budget by themselves."""
     if budget.max_tokens is None:
         return np.empty(0, np.int64)
     return np.flatnonzero(sizes > budget.max_tokens)
 
 
 def batches_by_tokens(order: np.ndarray, sizes: np.ndarray, budget: Budget) -> list[Batch]:
-    """Cuts `order` (sample numbers) into batches; `sizes[i]` is the number of tokens of sample i, eos included.
+    """Cuts `order` (sample indices) into batches; `sizes[i]` is the number of tokens of sample i, eos included.
 
-    A batch takes samples while sentences × longest stays within max_tokens and their number within max_sentences.
-    If it then holds more than `multiple` samples, those above the last multiple begin the next batch. Nothing is lost:
-    the samples that remain at the end form a last batch, however few. A sample above max_tokens is an error, or is left
-    out with `skip_long`; `too_long` tells which.
+    A batch takes samples while samples × longest stays within max_tokens and their number within max_sentences. If it
+    then holds more than `multiple` samples, those above the last multiple begin the next batch. No sample is lost: the
+    samples that remain at the end form a last batch, however few they are. A sample above max_tokens is an error; with
+    `skip_long` it is left out (see `too_long`).
     """
     order, sizes = np.asarray(order, np.int64), np.asarray(sizes, np.int64)
     long = too_long(sizes, budget)
@@ -59,7 +63,7 @@ def batches_by_tokens(order: np.ndarray, sizes: np.ndarray, budget: Budget) -> l
     ordered = sizes[order]
     batches, start = [], 0
     while start < len(order):
-        count = _fitting(ordered, start, budget)
+        count = _num_fitting(ordered, start, budget)
         if count > budget.multiple:
             count -= count % budget.multiple
         batches.append(order[start : start + count])
@@ -67,8 +71,8 @@ def batches_by_tokens(order: np.ndarray, sizes: np.ndarray, budget: Budget) -> l
     return batches
 
 
-def _fitting(ordered: np.ndarray, start: int, budget: Budget) -> int:
-    """How many samples from `start` on fit into one batch."""
+def _num_fitting(ordered: np.ndarray, start: int, budget: Budget) -> int:
+    """Returns how many samples from `start` on fit into one batch."""
     most = len(ordered) - start
     if budget.max_sentences is not None:
         most = min(most, budget.max_sentences)
@@ -79,15 +83,15 @@ def _fitting(ordered: np.ndarray, start: int, budget: Budget) -> int:
     return int(np.searchsorted(costs, budget.max_tokens, side="right"))
 
 
-class Draws:
-    """Permutations that depend on the given numbers only.
+class StableRng:
+    """A random generator whose permutations depend only on the given seeds, in every version of numpy.
 
-    Built on the raw output of PCG64, which numpy guarantees; the stream behind `Generator.permutation` may change.
+    It uses the raw output of PCG64, which numpy guarantees. What `Generator.permutation` gives may change.
     """
 
     def __init__(self, *seeds: int) -> None:
         if min(seeds) < 0:
-            raise ValueError(f"seeds and epoch numbers are 0 or more, not {min(seeds)}")
+            raise ValueError(f"seeds and numbers of epochs must be 0 or more, got {min(seeds)}")
         self.bits = np.random.PCG64(np.random.SeedSequence(seeds))
 
     def permutation(self, count: int) -> np.ndarray:
@@ -96,13 +100,13 @@ class Draws:
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where training is: `batch` batches of epoch `epoch` are used up, counted over all ranks."""
+    """The position of training in the data: `batch` batches of epoch `epoch` are done, counted over all ranks."""
 
     epoch: int = 0
     batch: int = 0
 
     def after(self, used: int, total: int) -> Self:
-        """The cursor once `used` more of the epoch's `total` batches are done."""
+        """Returns the cursor after `used` more of the epoch's `total` batches."""
         batch = self.batch + used
         if batch > total:
             raise ValueError(f"batch {batch} of an epoch that has {total}: the data or the budget have changed")
@@ -112,41 +116,42 @@ class Cursor:
 class BatchPlan:
     """The batches of every epoch.
 
-    sizes: one array (n,) for every side of a sample, source first, eos included; the longer side counts.
-    Without `shuffle` samples are sorted by the first side, then the second. With it, samples of equal sizes come in
-    random order, and so do the batches. `skipped` holds the numbers of samples left out by `budget.skip_long`.
+    sizes: one array (n,) for each field of a sample, source first, eos included; the longest field counts. Samples are
+    sorted by the size of the first field, then of the second. With `shuffle`, samples of equal sizes are in random
+    order, and so are the batches. `skipped` holds the indices of the samples that `budget.skip_long` leaves out.
     """
 
     def __init__(self, *sizes: ArrayLike, budget: Budget, seed: int = 0, shuffle: bool = True) -> None:
         assert sizes, "a plan needs the sizes of its samples"
-        self.sides = [np.asarray(side, np.int64) for side in sizes]
-        if len({len(side) for side in self.sides}) > 1:
-            raise ValueError(f"the sides have different numbers of samples: {[len(side) for side in self.sides]}")
-        self.sizes = np.maximum.reduce(self.sides)
+        self.field_sizes = [np.asarray(field, np.int64) for field in sizes]
+        if len({len(field) for field in self.field_sizes}) > 1:
+            counts = [len(field) for field in self.field_sizes]
+            raise ValueError(f"the fields have different numbers of samples: {counts}")
+        self.sizes = np.maximum.reduce(self.field_sizes)
         if not len(self.sizes):
-            raise ValueError("there are no samples to make batches of")
+            raise ValueError("there are no samples to form batches of")
         self.budget, self.seed, self.shuffle = budget, seed, shuffle
         self.skipped = too_long(self.sizes, budget) if budget.skip_long else np.empty(0, np.int64)
         if len(self.skipped) == len(self.sizes):
             raise ValueError(f"every sample is longer than max_tokens={budget.max_tokens}: raise it")
 
-    def order(self, draws: Draws | None = None) -> np.ndarray:
-        """Sample numbers by length; `draws` decides between samples of equal lengths, else their number does."""
-        order = np.arange(len(self.sizes)) if draws is None else draws.permutation(len(self.sizes))
-        for side in reversed(self.sides):
-            order = order[np.argsort(side[order], kind="stable")]
+    def order(self, rng: StableRng | None = None) -> np.ndarray:
+        """Returns sample indices sorted by size. Samples of equal sizes are in the order that `rng` or the data has."""
+        order = np.arange(len(self.sizes)) if rng is None else rng.permutation(len(self.sizes))
+        for field in reversed(self.field_sizes):
+            order = order[np.argsort(field[order], kind="stable")]
         return order
 
     def epoch(self, number: int) -> list[Batch]:
-        """The batches of epoch `number` (0 or more), in the order of training."""
+        """Returns the batches of epoch `number` (0 or more), in the order of training."""
         if not self.shuffle:
             return batches_by_tokens(self.order(), self.sizes, self.budget)
-        draws = Draws(self.seed, number)
-        batches = batches_by_tokens(self.order(draws), self.sizes, self.budget)
-        return [batches[i] for i in draws.permutation(len(batches))]
+        rng = StableRng(self.seed, number)
+        batches = batches_by_tokens(self.order(rng), self.sizes, self.budget)
+        return [batches[i] for i in rng.permutation(len(batches))]
 
     def rest(self, cursor: Cursor) -> list[Batch]:
-        """What the cursor's epoch has left."""
+        """Returns the batches of the cursor's epoch that are not done yet."""
         batches = self.epoch(cursor.epoch)
         if cursor.batch > len(batches):
             raise ValueError(
@@ -157,46 +162,31 @@ class BatchPlan:
 
 
 def shard(batches: Sequence[Item], rank: int, world: int) -> list[Item]:
-    """The batches of one of `world` ranks: every world-th one, so that a step uses neighbours of the common order.
+    """Returns the batches of one of `world` ranks: every world-th one, so that a step uses neighbouring batches.
 
-    Shards differ by at most one batch.
+    The sizes of the shards differ by at most one batch.
     """
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is not one of {world} ranks (0 to {world - 1})")
     return list(batches[rank::world])
 
 
-@dataclass(frozen=True)
-class PairBatch:
-    """Pairs of sentences as tensors, padded on the right. B sentences, S and T the longest source and target."""
+def collate_pairs(samples: Sequence[tuple[ArrayLike, ArrayLike]], pad: int, eos: int) -> dict[str, Tensor]:
+    """Returns (source, target) samples, which have no special tokens, as tensors that are padded on the right.
 
-    source: Tensor  # (B, S) int64, every row ends with eos
-    source_padding: Tensor  # (B, S) bool, True = ignore
-    target_in: Tensor  # (B, T) what the decoder reads: eos, then the target
-    target_out: Tensor  # (B, T) what it shall say: the target, then eos
-    target_padding: Tensor  # (B, T) bool, of both
-    tokens: int  # targets that count, eos included
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        fields: dict[str, Any] = vars(self)
-        moved = {key: field.to(device, non_blocking=non_blocking) for key, field in fields.items() if key != "tokens"}
-        return replace(self, **moved)
+    source: (B, S) int64; every row ends with eos. source_padding: (B, S) bool, True = ignore. target_in: (B, T), what
+    the decoder reads: eos, then the target. target_out: (B, T), what it shall predict: the target, then eos.
+    """
+    source, source_padding = _pad_rows([np.asarray(source, np.int64) for source, _ in samples], pad, eos)
+    target, target_padding = _pad_rows([np.asarray(target, np.int64) for _, target in samples], pad, eos)
+    target_in = torch.full_like(target, pad)
+    target_in[:, :1] = eos
+    target_in[:, 1:] = target[:, :-1].masked_fill(target_padding[:, 1:], pad)
+    return {"source": source, "source_padding": source_padding, "target_in": target_in, "target_out": target}
 
 
-def collate_pairs(samples: Sequence[tuple[ArrayLike, ArrayLike]], pad: int, eos: int) -> PairBatch:
-    """Tensors of (source, target) samples, which come without special symbols, in the order given."""
-    sources = [np.asarray(source, np.int64) for source, _ in samples]
-    targets = [np.asarray(target, np.int64) for _, target in samples]
-    source, source_padding = _padded(sources, pad, eos)
-    target, target_padding = _padded(targets, pad, eos)
-    shifted = torch.full_like(target, pad)
-    shifted[:, :1] = eos
-    shifted[:, 1:] = target[:, :-1].masked_fill(target_padding[:, 1:], pad)
-    return PairBatch(source, source_padding, shifted, target, target_padding, int((~target_padding).sum()))
-
-
-def _padded(rows: Sequence[np.ndarray], pad: int, eos: int) -> tuple[Tensor, Tensor]:
-    """Rows with eos after each, and where the padding is: both (rows, longest + 1)."""
+def _pad_rows(rows: Sequence[np.ndarray], pad: int, eos: int) -> tuple[Tensor, Tensor]:
+    """Returns the rows with eos after each, and where their padding is, both of shape (rows, longest + 1)."""
     lengths = np.array([len(row) for row in rows], np.int64)
     positions = np.arange(lengths.max(initial=0) + 1)
     table = np.full((len(rows), len(positions)), pad, np.int64)

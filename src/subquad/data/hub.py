@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub: `hub:NAME` in the place of a file."""
+"""Data sets of the Hugging Face hub, which are written as `hub:NAME` in the place of a file."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ HUB = "hub:"
 
 
 def load_hub(name: str, subset: str | None, split: str | None) -> Any:
-    """A split of the data set `hub:NAME` through the library `datasets`, which takes local folders for names too.
+    """Loads a split of the data set `hub:NAME` with the library `datasets`. NAME may also be a local folder.
 
-    It is the only thing here that may use a network.
+    No other function of subquad.data uses the network.
     """
     datasets = require("datasets", name, "hub")
     try:

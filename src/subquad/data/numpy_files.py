@@ -1,7 +1,7 @@
-"""Files of arrays, and what is compressed in them: believed only as far as the files themselves bear it out.
+"""Reads .npy and .npz files of numpy without trusting what their headers promise.
 
-A few kilobytes can promise terabytes, by their header or by what they unpack to. What is refused is a ValueError with
-the reason alone; the caller knows what the file was to be.
+A file of a few kilobytes can claim to hold terabytes. Such files are refused with a ValueError that gives the reason;
+the caller adds the name of the file.
 """
 
 import zipfile
@@ -10,34 +10,34 @@ from pathlib import Path
 
 import numpy as np
 
-MOST_UNPACKED = 1 << 30
-MOST_GROWTH = 100
-"""Images and tokens become a few times larger. What is below MOST_UNPACKED bytes may be all zeros."""
+ALWAYS_ALLOWED = 1 << 30
+MAX_GROWTH = 100
+"""A compressed file may grow by this factor, and up to ALWAYS_ALLOWED bytes by any factor: it may be all zeros."""
 
 
 def check_growth(path: Path, unpacked: int) -> None:
-    """Refuses a file whose content would take memory out of all proportion to its size."""
+    """Raises a ValueError if the content of a file would need far more memory than the size of the file suggests."""
     size = path.stat().st_size
-    if unpacked > max(MOST_UNPACKED, MOST_GROWTH * size):
+    if unpacked > max(ALWAYS_ALLOWED, MAX_GROWTH * size):
         raise ValueError(f"its {size:,} bytes would become {unpacked:,}")
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of a .npy file, mapped into memory: its header must say what the file holds."""
+    """Returns the array of a .npy file, memory-mapped. Its header must agree with the size of the file."""
     try:
         content = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(content, np.ndarray):
             content.close()
             raise ValueError("it is an archive of arrays, an npz")
         return content.view(np.ndarray)
-    except Exception as error:  # what damaged bytes lead numpy to
+    except Exception as error:  # numpy raises many kinds of errors for damaged files
         raise ValueError(_reason(error)) from None
 
 
 def read_npz(path: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Those arrays of a .npz file that are among `names`, in their order, and the names of all that are there."""
+    """Returns the arrays of a .npz file that are among `names`, in that order, and the names of all its arrays."""
     try:
-        with zipfile.ZipFile(path) as packed:  # no more is unpacked than is said here
+        with zipfile.ZipFile(path) as packed:  # numpy unpacks no more than these sizes
             check_growth(path, sum(member.file_size for member in packed.infolist()))
         with np.load(path, allow_pickle=False) as file:
             keys = list(file.keys())

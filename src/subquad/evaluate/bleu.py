@@ -20,7 +20,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from subquad.data.tokenizers.base import Tokenizer
-from subquad.data.tokenizers.simple import MosesTokenizer, WordTokenizer
+from subquad.data.tokenizers.fairseq import MosesTokenizer, WordTokenizer
 from subquad.evaluate.measure import Measure
 
 References = Sequence[str] | Sequence[Sequence[str]]
@@ -57,7 +57,7 @@ def word_splitter(tokenizer: Tokenizer) -> tuple[str, Callable[[str], str]]:
     if not isinstance(tokenizer, WordTokenizer):
         return "13a", Tokenizer13a()
     language = tokenizer.language if isinstance(tokenizer, MosesTokenizer) else None
-    return f"moses-{language}" if language is not None else "spaces", tokenizer.words
+    return f"moses-{language}" if language is not None else "spaces", tokenizer.split_words
 
 
 def split_compounds(text: str) -> str:

@@ -64,8 +64,8 @@ class ContextBlocks:
         pieces = [self.blocks.window(int(self.begin[i]), int(self.blocks.end[i])) for i in numbers]
         found = collate_blocks(pieces, self.pad)
         context = torch.from_numpy(self.blocks.begin[numbers] - self.begin[numbers])
-        read_only = torch.arange(found.targets.shape[1]) < context[:, None]
-        return {"inputs": found.inputs, "targets": found.targets.masked_fill(read_only, self.pad)}
+        read_only = torch.arange(found["targets"].shape[1]) < context[:, None]
+        return {"inputs": found["inputs"], "targets": found["targets"].masked_fill(read_only, self.pad)}
 
 
 @dataclass(frozen=True)

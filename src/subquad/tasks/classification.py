@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from subquad.data.batches import Batch, Budget
-from subquad.data.images.mixup import MixingOptions, mix
+from subquad.data.images.mixup import MixingOptions, mix_batch
 from subquad.data.images.sets import ImageSet
 from subquad.data.images.transforms import AugmentOptions, EvalTransform, TrainTransform
 from subquad.evaluate.accuracy import class_ranks, tops
@@ -132,7 +132,7 @@ class ImageSamples:
         labels = torch.tensor([label for _, label in taken], dtype=torch.int64)
         if self.mixing is None or generator is None:
             return {"images": images, "labels": labels}
-        images, targets = mix(images, labels, len(self.images.classes), self.mixing, generator)
+        images, targets = mix_batch(images, labels, len(self.images.classes), self.mixing, generator)
         return {"images": images, "labels": targets.argmax(1), "targets": targets}
 
     def _take(self, numbers: Batch) -> list[tuple[Any, int]]:

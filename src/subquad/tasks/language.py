@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, Budget
 from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
-from subquad.data.text.prepare import Prepared
+from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import Tokenizer
 from subquad.models import LanguageModel, Model
 from subquad.models.base import mean_aux
@@ -25,7 +25,7 @@ class BlockSamples:
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
         batch = collate_blocks([self.blocks[int(i)] for i in numbers], self.pad)
-        return {"inputs": batch.inputs, "targets": batch.targets}
+        return {"inputs": batch["inputs"], "targets": batch["targets"]}
 
 
 def block_losses(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
@@ -37,7 +37,7 @@ def block_losses(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) ->
 class LanguageTask(Task):
     name = "language-model"
 
-    def __init__(self, data: Prepared, blocks: BlockOptions, smoothing: float, aux_weight: float) -> None:
+    def __init__(self, data: PreparedText, blocks: BlockOptions, smoothing: float, aux_weight: float) -> None:
         super().__init__(smoothing, aux_weight)
         self.data, self.blocks, self.tokenizer = data, blocks, data.tokenizer("text")
 

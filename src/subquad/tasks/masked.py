@@ -13,7 +13,7 @@ from torch import Tensor
 from subquad.data.batches import Batch, Budget
 from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
 from subquad.data.masking import Masking, MaskOptions
-from subquad.data.text.prepare import Prepared
+from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import Tokenizer
 from subquad.models import MaskedLanguageModel, Model
 from subquad.models.base import mean_aux
@@ -47,12 +47,11 @@ class MaskedSamples:
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
         """inputs (B, T); targets (B, T): the hidden tokens, padding where nothing is asked; padding (B, T)."""
-        found = collate_blocks([self._sample(int(number), seed) for number in numbers], self.tokenizer.pad)
-        return {"inputs": found.inputs, "targets": found.targets, "padding": found.padding}
+        return collate_blocks([self._sample(int(number), seed) for number in numbers], self.tokenizer.pad)
 
     def _sample(self, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = self.blocks.stream(int(self.blocks.begin[number]), int(self.blocks.end[number]))
-        read, asked = self.masking.hide(tokens, np.random.default_rng([seed, number]))
+        read, asked = self.masking.apply(tokens, np.random.default_rng([seed, number]))
         targets = np.where(asked, tokens, self.tokenizer.pad)
         # the beginning is no word: it is neither hidden nor asked for
         return np.append(self.first, read), np.append(self.tokenizer.pad, targets)
@@ -73,7 +72,7 @@ class MaskedTask(Task):
     name = "masked-language-model"
 
     def __init__(
-        self, data: Prepared, blocks: BlockOptions, masking: MaskOptions, smoothing: float, aux_weight: float
+        self, data: PreparedText, blocks: BlockOptions, masking: MaskOptions, smoothing: float, aux_weight: float
     ) -> None:
         super().__init__(smoothing, aux_weight)
         self.data, self.blocks, self.masking, self.tokenizer = data, blocks, masking, data.tokenizer("text")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, Budget, collate_pairs
 from subquad.data.blocks import Lines
-from subquad.data.text.prepare import Prepared
+from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import Tokenizer
 from subquad.models import Model, Seq2Seq
 from subquad.models.base import mean_aux
@@ -26,13 +26,7 @@ class Pairs:
         self.sizes: tuple[np.ndarray, ...] = (source.lengths + WITH_EOS, target.lengths + WITH_EOS)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        pairs = collate_pairs([(self.source[int(i)], self.target[int(i)]) for i in numbers], self.pad, self.eos)
-        return {
-            "source": pairs.source,
-            "source_padding": pairs.source_padding,
-            "target_in": pairs.target_in,
-            "target_out": pairs.target_out,
-        }
+        return collate_pairs([(self.source[int(i)], self.target[int(i)]) for i in numbers], self.pad, self.eos)
 
 
 def target_features(model: Seq2Seq, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -53,7 +47,7 @@ def pair_losses(model: Seq2Seq, batch: Mapping[str, Tensor], pad: int) -> list[l
 class TranslationTask(Task):
     name = "translation"
 
-    def __init__(self, data: Prepared, smoothing: float, aux_weight: float) -> None:
+    def __init__(self, data: PreparedText, smoothing: float, aux_weight: float) -> None:
         super().__init__(smoothing, aux_weight)
         self.data = data
         self.source, self.target = data.tokenizer("source"), data.tokenizer("target")

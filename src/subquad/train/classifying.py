@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from subquad.data.images.arrays import CHANNELS, IMAGE_KEYS, channels_first
-from subquad.data.images.sets import decode
+from subquad.data.images.sets import decode_image
 from subquad.data.numpy_files import read_npy, read_npz
 from subquad.tasks.classification import Augmented, Standardise, transform_from
 from subquad.train.loaded import Loaded
@@ -56,7 +56,7 @@ class Classifier:
         if not path.is_file():
             raise ValueError(f"{name}: there is no such file")
         if path.suffix not in (".npy", ".npz"):
-            yield name, decode(path, name)
+            yield name, decode_image(path, name)
             return
         arrays = _arrays(path)
         for number, image in enumerate(arrays):

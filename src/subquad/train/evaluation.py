@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from subquad.data.batches import BatchPlan, shard
-from subquad.data.text.prepared import Prepared, open_prepared
-from subquad.data.tokenizers.simple import IdsTokenizer
+from subquad.data.text.store import PreparedText, open_prepared
+from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.decode.limits import longest_source, longest_text
 from subquad.decode.translate import Translator
 from subquad.evaluate.accuracy import class_ranks, share, tops
@@ -185,7 +185,7 @@ def _language(loaded: Loaded, split: str, context_window: int, shared: _Shared) 
     how += f"|tokenizer:{tokenizer.fingerprint()[:12]}"
     measures = {"ppl": perplexity(losses, signature=f"per:token, line ends counted{how}")}
     counts = {"tokens": tokens, "pieces": len(blocks)}
-    if not isinstance(tokenizer, IdsTokenizer):  # numbers have no words
+    if not isinstance(tokenizer, IdTokenizer):  # numbers have no words
         size = TextSize.of(lines)
         counts |= {"words": size.words, "bytes": size.bytes}
         word, byte = f"per:whitespace word, line ends counted{how}", f"per:UTF-8 byte, line ends counted{how}"
@@ -226,13 +226,13 @@ def text_of(loaded: Loaded, split: str, most: int | None = None) -> tuple[list[t
     with TemporaryDirectory() as scratch:
         data = _prepared(loaded, Path(scratch))
         sides = []
-        for side in data.sides:
+        for side in data.fields:
             tokenizer, store = data.tokenizer(side), data.store(split, side)
             sides.append([tokenizer.decode(store[number]) for number in range(len(store))[:most]])
     return list(zip(*sides, strict=True)), FROM_TOKENS
 
 
-def _prepared(loaded: Loaded, scratch: Path) -> Prepared:
+def _prepared(loaded: Loaded, scratch: Path) -> PreparedText:
     """The data of which there are only tokens: what training prepared, unless the recipe's was changed since."""
     config, own = loaded.recipe.data, loaded.folder / "data"
     if config.folder is not None:

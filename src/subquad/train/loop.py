@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subquad.data.batches import Batch, BatchPlan, Budget, Cursor
-from subquad.data.prefetch import batch_seed, prefetched
+from subquad.data.prefetch import batch_seed, prefetch
 from subquad.files import wrap_corrupt_data_errors
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
@@ -165,7 +165,7 @@ class Trainer:
         while True:
             with self.phases("data"):
                 shares = self._shares()
-            made = prefetched(self._made, shares, self.recipe.train.data_workers)
+            made = prefetch(self._made, shares, self.recipe.train.data_workers)
             with closing(made):
                 for share in shares:
                     with self.phases("data"):
@@ -307,7 +307,7 @@ def evaluate(
     sums: dict[str, float] = {}
     plan = BatchPlan(*samples.sizes, budget=task.budget(evaluation_budget(samples)), shuffle=False)
     own, idle = evenly(plan.epoch(0), workers)
-    with torch.no_grad(), closing(prefetched(samples.batch, own, threads)) as batches:
+    with torch.no_grad(), closing(prefetch(samples.batch, own, threads)) as batches:
         for number, batch in enumerate(batches, 1):
             loss = loss_of(moved(batch, device))
             if idle and number == len(own):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from subquad.config import nearest
-from subquad.data import builtin as embedded
+from subquad.data import builtin
 from subquad.data.images.sets import ImageSet, open_images
-from subquad.data.text.prepare import Prepared, Report, TextDataConfig, open_prepared, prepare_text
-from subquad.data.text.prepared import SIDES, prepared_for
+from subquad.data.text.prepare import ReportProgress, TextDataConfig, prepare_text
 from subquad.data.text.sources import read_samples
+from subquad.data.text.store import FIELDS, PreparedText, open_prepared, prepared_for
 from subquad.files import wrap_corrupt_data_errors
 from subquad.tasks.base import Task
 from subquad.tasks.classification import ClassificationTask
@@ -30,7 +30,7 @@ EXPECTED = {
 }
 
 
-def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
+def task_of(recipe: Recipe, cache: Path, report: ReportProgress | None = None) -> Task:
     """The task with its data. cache: where tokens are written that are not prepared yet."""
     weights = recipe.train.smoothing, recipe.train.aux_weight
     if recipe.task == "image-classification":
@@ -51,7 +51,7 @@ def task_of(recipe: Recipe, cache: Path, report: Report | None = None) -> Task:
 
 def raw_samples(recipe: Recipe, split: str) -> list[tuple[str, ...]] | None:
     """Every sample of a text split as it was given, also those that preparing skips; None: only tokens are there."""
-    config, fields = recipe.data, SIDES[prepared_for(recipe.task)]
+    config, fields = recipe.data, FIELDS[prepared_for(recipe.task)]
     if config.folder is not None or config.fairseq is not None:
         return None
     if config.embedded is not None:
@@ -80,10 +80,10 @@ def _check_split(split: str, known: Mapping[str, Any]) -> None:
         )
 
 
-def _embedded(recipe: Recipe) -> embedded.Embedded:
+def _embedded(recipe: Recipe) -> builtin.BuiltinSet:
     name = recipe.data.embedded
     assert name is not None
-    found = embedded.load(name, **recipe.data.options)
+    found = builtin.load(name, **recipe.data.options)
     if found.kind != EXPECTED[recipe.task]:
         raise ValueError(
             f"the embedded set {name!r} holds {found.kind}; task {recipe.task} needs {EXPECTED[recipe.task]}"
@@ -124,7 +124,7 @@ class ChosenImages:
 def _images(recipe: Recipe) -> dict[str, ImageSet]:
     if recipe.data.embedded is not None:
         found = _embedded(recipe)
-        return {split: found.split(split) for split in embedded.SPLITS}
+        return {split: found.split(split) for split in builtin.SPLITS}
     files = recipe.data.images
     classes: list[str] | None = None
     splits: dict[str, list[ImageSet]] = {}
@@ -150,7 +150,7 @@ def _held_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
-def prepared_text(recipe: Recipe, cache: Path, report: Report | None = None) -> Prepared:
+def prepared_text(recipe: Recipe, cache: Path, report: ReportProgress | None = None) -> PreparedText:
     """The recipe's text as tokens. cache: where they are written if they are not prepared yet."""
     config, task = recipe.data, prepared_for(recipe.task)
     if config.folder is not None:
@@ -164,7 +164,7 @@ def prepared_text(recipe: Recipe, cache: Path, report: Report | None = None) -> 
     if config.embedded is not None:
         found = _embedded(recipe)
         cache.mkdir(parents=True, exist_ok=True)
-        files = {split: _written(cache, split, found.split(split), found.kind) for split in embedded.SPLITS}
+        files = {split: _written(cache, split, found.split(split), found.kind) for split in builtin.SPLITS}
         text = TextDataConfig.parse("data", {"task": task, "splits": {k: str(v) for k, v in files.items()}})
         splits = text.splits
     options = {

@@ -1,9 +1,9 @@
-"""Folders that fairseq-preprocess wrote, as data: their dictionaries are the tokenizers, their numbers the samples.
+"""Reads data folders that fairseq-preprocess wrote. Their dictionaries become tokenizers, their ids the samples.
 
     translation      dict.de.txt, dict.en.txt, train.de-en.de.{idx,bin}, train.de-en.en.{idx,bin}, valid..., test...
     language model   dict.txt, train.{idx,bin}, valid..., test...
 
-A folder serves both directions of its pair. Only the numbers are read; text that is not binarised is a text file.
+A folder can be used for both directions of its language pair. Text that is not binarised is read as a text file.
 """
 
 import re
@@ -18,20 +18,21 @@ from subquad.data.fairseq.index import INDEX
 from subquad.data.text.prepare import TextDataConfig
 
 NAME = re.compile(r"(?P<split>[a-z]+\d*)(\.(?P<first>[^.]+)-(?P<second>[^.]+)\.(?P<language>[^.]+))?\.idx")
-"""train.idx, or train.de-en.de.idx"""
+"""Matches train.idx and train.de-en.de.idx."""
 
 Pair = tuple[str, str]
 
 
 class FairseqFolder(Options):
-    """A folder that fairseq-preprocess wrote. A string is its path."""
+    """A folder that fairseq-preprocess wrote. A string stands for its path."""
 
-    path: str = Field(description="the folder: dict.*.txt, *.idx and *.bin")
+    path: str = Field(description="The folder with dict.*.txt, *.idx and *.bin.")
     languages: Pair | None = Field(
-        None, description="source and target, of translation; null: as the folder's only pair is named"
+        None, description="For translation: source and target. With null the folder's only pair is used as it is named."
     )
     codes: str | None = Field(
-        None, description="the subword-nmt codes of its text, so that pieces become words again; null: pieces stay"
+        None,
+        description="The subword-nmt codes of its text, which join pieces into words. With null pieces stay pieces.",
     )
 
     @model_validator(mode="before")
@@ -40,17 +41,21 @@ class FairseqFolder(Options):
         return {"path": str(given)} if isinstance(given, str | Path) else given
 
     def text_config(self, task: str, max_length: int | None = None) -> TextDataConfig:
-        """All splits of the folder, and its dictionaries, as data that can be prepared."""
+        """Returns the config that prepares all splits of the folder with its dictionaries."""
         folder = Path(self.path)
         if not folder.is_dir():
             raise ValueError(f"{folder}: there is no such folder")
         if task not in ("translation", "language-model"):
-            raise ValueError(f"{folder}: fairseq's data is for translation and language modelling, not for {task}")
-        names = _names(folder)
-        sides, splits = self._parallel(names) if task == "translation" else self._lines(names)
+            raise ValueError(f"{folder}: data of fairseq is for translation and language modelling, not for {task}")
+        names = _index_names(folder)
+        languages, splits = self._translation_files(names) if task == "translation" else self._text_files(names)
         if "train1" in splits:
-            raise ValueError(f"{folder} has its training data in parts (train, train1, ...); only one part can be read")
-        tokenizers = [self._tokenizer(folder / (f"dict.{side}.txt" if side else "dict.txt")) for side in sides]
+            raise ValueError(
+                f"{folder} has its training data in several parts (train, train1, ...), but only one can be read"
+            )
+        tokenizers = [
+            self._tokenizer(folder / (f"dict.{language}.txt" if language else "dict.txt")) for language in languages
+        ]
         options = {
             "task": task,
             "splits": {split: [str(folder / file) for file in files] for split, files in splits.items()},
@@ -66,17 +71,17 @@ class FairseqFolder(Options):
         kind = {"kind": "words"} if self.codes is None else {"kind": "moses-bpe", "codes": self.codes}
         return {**kind, "dictionary": str(dictionary)}
 
-    def _lines(self, names: Iterable[re.Match[str]]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
-        """No language, and the file of each split."""
+    def _text_files(self, names: Iterable[re.Match[str]]) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+        """Returns one empty language name, and the file of each split."""
         if self.languages is not None:
-            raise ValueError("languages are for translation; a language model's folder has none in its names")
+            raise ValueError("languages are for translation; the file names of a language model have none")
         splits = {found["split"]: [found.string] for found in names if found["language"] is None}
         if not splits:
             raise ValueError(f"{self.path} holds no data of a language model, such as train{INDEX}")
         return ("",), splits
 
-    def _parallel(self, names: Iterable[re.Match[str]]) -> tuple[Pair, dict[str, list[str]]]:
-        """Source and target language, and the two files of each split."""
+    def _translation_files(self, names: Iterable[re.Match[str]]) -> tuple[Pair, dict[str, list[str]]]:
+        """Returns source and target language, and the two files of each split."""
         pairs: dict[Pair, set[str]] = {}
         for found in names:
             if found["language"] is not None:
@@ -91,18 +96,21 @@ class FairseqFolder(Options):
         if pair is None:
             raise ValueError(f"{self.path} has no data of {source} and {target}; its pairs are {known}")
         stem = "-".join(pair)
-        files = {split: [f"{split}.{stem}.{side}{INDEX}" for side in (source, target)] for split in sorted(pairs[pair])}
+        files = {
+            split: [f"{split}.{stem}.{language}{INDEX}" for language in (source, target)]
+            for split in sorted(pairs[pair])
+        }
         return (source, target), files
 
 
 def fairseq_task(folder: Path) -> str | None:
-    """The task whose data a folder holds; None: it is no folder of fairseq's."""
-    names = _names(folder)
+    """Returns the task whose data a folder holds, or None if fairseq-preprocess did not write it."""
+    names = _index_names(folder)
     if not names:
         return None
     return "translation" if any(found["language"] for found in names) else "language-model"
 
 
-def _names(folder: Path) -> list[re.Match[str]]:
-    """The indexes of a folder by the parts of their names."""
+def _index_names(folder: Path) -> list[re.Match[str]]:
+    """Returns the parts of the names of all index files in a folder."""
     return [found for path in sorted(folder.glob(f"*{INDEX}")) if (found := NAME.fullmatch(path.name))]

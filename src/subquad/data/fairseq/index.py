@@ -1,12 +1,12 @@
-"""Token numbers as fairseq-preprocess writes them: NAME.bin holds them, NAME.idx says where samples begin.
+"""Reads the token ids that fairseq-preprocess writes: NAME.bin holds the ids, and NAME.idx says where samples begin.
 
     mmap           "MMIDIDX", two zero bytes, version u64, type u8, n u64,
                    sizes int32 (n,), first bytes int64 (n,)
-    lazy, cached   "TNTIDX", two zero bytes, version u64, type u64, bytes of a number u64, n u64, m u64,
+    lazy, cached   "TNTIDX", two zero bytes, version u64, type u64, bytes per id u64, n u64, m u64,
                    dimensions int64 (n + 1,), first numbers int64 (n + 1,), sizes int64 (m,)
 
-All of it is little-endian. The older form counts from one: its numbers are one larger than those of the dictionary.
-A header is believed only where it says exactly what the files hold.
+All numbers are little-endian. The older format (TNTIDX) stores every id plus one. A header is accepted only if it
+agrees exactly with the sizes of the files.
 """
 
 import struct
@@ -24,20 +24,20 @@ TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 1
 
 @dataclass(frozen=True)
 class IndexedTokens:
-    """Sample i is ids[offsets[i]:offsets[i + 1]], its end included; number 0 is stored as `base`."""
+    """Sample i is ids[offsets[i]:offsets[i + 1]], including its eos. Token id 0 is stored as `base`."""
 
-    ids: np.ndarray  # (tokens,), a view of the mapped file
+    ids: np.ndarray  # (tokens,), a view of the memory-mapped file
     offsets: np.ndarray  # (n + 1,) int64
     base: int
 
 
 def data_path(index: str | Path) -> Path:
-    """The file of numbers that belongs to an index."""
+    """Returns the path of the file with the ids that belong to an index."""
     return Path(index).with_suffix(DATA)
 
 
 def open_indexed(path: str | Path) -> IndexedTokens:
-    """The samples of NAME.idx and NAME.bin. Only the index is read; the numbers are mapped into memory."""
+    """Opens NAME.idx and NAME.bin. The index is read, and the ids are memory-mapped."""
     index, data = Path(path), data_path(path)
     for needed in (index, data):
         if not needed.is_file():
@@ -45,14 +45,14 @@ def open_indexed(path: str | Path) -> IndexedTokens:
     with index.open("rb") as file:
         magic = file.read(len(MMAP))
         if magic == MMAP:
-            dtype, offsets, base = *_mmap_index(file, index), 0
+            dtype, offsets, base = *_read_mmap_index(file, index), 0
         elif magic.startswith(TORCHNET):
             file.seek(len(TORCHNET))
-            dtype, offsets, base = *_torchnet_index(file, index), 1
+            dtype, offsets, base = *_read_torchnet_index(file, index), 1
         else:
             raise ValueError(
-                f"{index} is no index of fairseq's: it begins with {magic!r}; readable are data sets of the "
-                "implementations mmap, lazy and cached (fairseq-preprocess --dataset-impl)"
+                f"{index} is no index of fairseq: it begins with {magic!r}. The implementations mmap, lazy and cached "
+                "(fairseq-preprocess --dataset-impl) can be read"
             )
     size, expected = data.stat().st_size, int(offsets[-1]) * dtype.itemsize
     if size != expected:
@@ -61,57 +61,59 @@ def open_indexed(path: str | Path) -> IndexedTokens:
     return IndexedTokens(ids, offsets, base)
 
 
-def _mmap_index(file: IO[bytes], path: Path) -> tuple[np.dtype, np.ndarray]:
-    version, code, count = _header(file, "<QBQ", path)
-    dtype = _type(path, version, code)
+def _read_mmap_index(file: IO[bytes], path: Path) -> tuple[np.dtype, np.ndarray]:
+    version, code, count = _read_header(file, "<QBQ", path)
+    dtype = _id_type(path, version, code)
     _check_size(file, path, count, 12 * count)
-    offsets = _offsets(path, np.fromfile(file, "<i4", count))
+    offsets = _to_offsets(path, np.fromfile(file, "<i4", count))
     if not np.array_equal(np.fromfile(file, "<i8", count), offsets[:-1] * dtype.itemsize):
-        raise ValueError(f"{path} is damaged: its samples do not stand one after the other")
+        raise ValueError(f"{path} is damaged: its samples are not stored one after the other")
     return dtype, offsets
 
 
-def _torchnet_index(file: IO[bytes], path: Path) -> tuple[np.dtype, np.ndarray]:
-    version, code, width, count, sizes = _header(file, "<QQQQQ", path)
-    dtype = _type(path, version, code)
+def _read_torchnet_index(file: IO[bytes], path: Path) -> tuple[np.dtype, np.ndarray]:
+    version, code, width, count, sizes = _read_header(file, "<QQQQQ", path)
+    dtype = _id_type(path, version, code)
     if width != dtype.itemsize:
-        raise ValueError(f"{path} is damaged: numbers of type {dtype} have {dtype.itemsize} bytes, not {width}")
+        raise ValueError(f"{path} is damaged: ids of type {dtype} have {dtype.itemsize} bytes, not {width}")
     _check_size(file, path, count, 8 * (2 * (count + 1) + sizes))
     dimensions, begins = np.fromfile(file, "<i8", count + 1), np.fromfile(file, "<i8", count + 1)
     if sizes != count or not np.array_equal(dimensions, np.arange(count + 1)):
-        raise ValueError(f"{path}: samples of text have one dimension, these have others")
-    offsets = _offsets(path, np.fromfile(file, "<i8", count))
+        raise ValueError(f"{path}: samples of text have one dimension, but these have more")
+    offsets = _to_offsets(path, np.fromfile(file, "<i8", count))
     if not np.array_equal(begins, offsets):
-        raise ValueError(f"{path} is damaged: its samples do not stand one after the other")
+        raise ValueError(f"{path} is damaged: its samples are not stored one after the other")
     return dtype, offsets
 
 
-def _header(file: IO[bytes], layout: str, path: Path) -> tuple[int, ...]:
+def _read_header(file: IO[bytes], layout: str, path: Path) -> tuple[int, ...]:
     content = file.read(struct.calcsize(layout))
     if len(content) < struct.calcsize(layout):
-        raise ValueError(f"{path} is damaged: it ends inside of its header")
+        raise ValueError(f"{path} is damaged: it ends inside its header")
     return struct.unpack(layout, content)
 
 
-def _type(path: Path, version: int, code: int) -> np.dtype:
+def _id_type(path: Path, version: int, code: int) -> np.dtype:
     if version != VERSION:
-        raise ValueError(f"{path} has version {version}, only {VERSION} is known")
+        raise ValueError(f"{path} has version {version}, but only {VERSION} is known")
     if code not in TYPES:
-        raise ValueError(f"{path}: tokens are whole numbers, its type {code} is none ({', '.join(map(str, TYPES))})")
+        raise ValueError(
+            f"{path}: token ids have the types {', '.join(map(str, TYPES))}, but this file has type {code}"
+        )
     return np.dtype(TYPES[code])
 
 
 def _check_size(file: IO[bytes], path: Path, count: int, needed: int) -> None:
-    """Before anything is read, so that an absurd number of samples costs no memory."""
+    """Checks the size of the index before it is read, so that an absurd number of samples does not use memory."""
     rest = path.stat().st_size - file.tell()
     if rest != needed:
         raise ValueError(f"{path} is damaged: it says {count:,} samples, which take {needed:,} bytes, and has {rest:,}")
 
 
-def _offsets(path: Path, lengths: np.ndarray) -> np.ndarray:
-    """(n + 1,) int64 of (n,) lengths."""
+def _to_offsets(path: Path, lengths: np.ndarray) -> np.ndarray:
+    """Returns offsets (n + 1,) int64 of lengths (n,)."""
     if len(lengths) and int(lengths.min()) < 0:
-        raise ValueError(f"{path} is damaged: sample {int(lengths.argmin()) + 1} has {lengths.min()} numbers")
+        raise ValueError(f"{path} is damaged: sample {int(lengths.argmin()) + 1} has {lengths.min()} tokens")
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

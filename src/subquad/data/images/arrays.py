@@ -1,4 +1,4 @@
-"""Images that are arrays already: npy, npz, and MNIST's idx files."""
+"""Labelled images that are stored as arrays: npy, npz, and the idx files of MNIST."""
 
 import gzip
 import math
@@ -16,7 +16,7 @@ CHANNELS = (1, 3, 4)
 
 
 class ArrayImages:
-    """Labelled images in memory (or in a memory map): `[i]` is (array (channels, height, width), label)."""
+    """Labelled images in memory or in a memory map. `[i]` is (array (channels, height, width), label)."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, classes: Sequence[str], name: str) -> None:
         """images: (n, C, H, W); labels: (n,) integers."""
@@ -44,23 +44,19 @@ class ArrayImages:
     def take(self, indices: Sequence[int] | np.ndarray) -> list[tuple[np.ndarray, int]]:
         return [self[int(index)] for index in indices]
 
-    def part(self, begin: int, end: int) -> "ArrayImages":
-        """Images `begin` to `end`, to hold some out for validation."""
-        return ArrayImages(self.images[begin:end], self.labels[begin:end], self.classes, f"{self.name}[{begin}:{end}]")
-
 
 def check_labels(labels: np.ndarray, classes: Sequence[str], name: str) -> None:
-    """Every label names a class, and every class has an image."""
+    """Raises a ValueError unless every label is the number of a class and every class has an image."""
     if labels.min() < 0 or labels.max() >= len(classes):
-        raise ValueError(f"{name}: label {labels.max()} or {labels.min()} is outside of the {len(classes)} classes")
+        raise ValueError(f"{name}: label {labels.max()} or {labels.min()} is outside the {len(classes)} classes")
     absent = sorted(set(range(len(classes))) - set(np.unique(labels).tolist()))
     if absent:
         names = ", ".join(classes[number] for number in absent[:10])
-        raise ValueError(f"{name}: no image of {len(absent)} of the {len(classes)} classes: {names}")
+        raise ValueError(f"{name} has no image of {len(absent)} of the {len(classes)} classes: {names}")
 
 
 def channels_first(images: np.ndarray, name: str) -> np.ndarray:
-    """(n, H, W), (n, C, H, W) or (n, H, W, C) with 1, 3 or 4 channels -> a view of shape (n, C, H, W)."""
+    """Returns a view (n, C, H, W) of images (n, H, W), (n, C, H, W) or (n, H, W, C) with 1, 3 or 4 channels."""
     if images.ndim == 3:
         return images[:, None]
     if images.ndim != 4:
@@ -68,25 +64,27 @@ def channels_first(images: np.ndarray, name: str) -> np.ndarray:
     first, last = images.shape[1] in CHANNELS, images.shape[3] in CHANNELS
     if first == last:
         raise ValueError(
-            f"{name}: which number of the shape {images.shape} are the channels? The second or the last shall be 1, 3 "
-            "or 4, and not both"
+            f"{name}: the shape {images.shape} does not say which number counts the channels. Either the second or the "
+            "last must be 1, 3 or 4"
         )
     return images if first else images.transpose(0, 3, 1, 2)
 
 
-def number_names(labels: np.ndarray, classes: Sequence[str] | None) -> list[str]:
-    """The given class names, or the numbers up to the largest label: every class has an image, so they are no more."""
+def class_names(labels: np.ndarray, classes: Sequence[str] | None) -> list[str]:
+    """Returns the given class names, or by default the numbers from 0 up to the largest label."""
     if classes is not None:
         return list(classes)
     if not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(f"labels are class numbers, not {labels.dtype}")
     if labels.max() >= labels.size:
-        raise ValueError(f"label {labels.max()}, but {labels.size} images: classes are numbered from 0, without gaps")
+        raise ValueError(
+            f"a label is {labels.max()}, but there are {labels.size} images: classes are numbered from 0, without gaps"
+        )
     return [str(number) for number in range(int(labels.max()) + 1)]
 
 
 def open_npz(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
-    """Images and labels under the keys images/x/data and labels/y/targets, class names under `classes`."""
+    """Opens an npz file. Its keys are images, x or data; labels, y or targets; and, if present, `classes`."""
     try:
         arrays, keys = read_npz(path, (*IMAGE_KEYS, *LABEL_KEYS, "classes"))
     except ValueError as error:
@@ -100,37 +98,37 @@ def open_npz(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
             f"{path} has the arrays {', '.join(keys)}; it needs one of {', '.join(IMAGE_KEYS)} and one of "
             f"{', '.join(LABEL_KEYS)}"
         )
-    return _labelled(images, labels, classes, path)
+    return _from_arrays(images, labels, classes, path)
 
 
 def open_npy(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
-    """`<name>.npy` with the images, memory-mapped, and `<name>.labels.npy` beside it."""
-    beside = path.with_suffix(".labels.npy")
-    if not beside.exists():
-        raise ValueError(f"{path} has no labels: {beside} is missing")
+    """Opens `<name>.npy` with the images, which is memory-mapped, and `<name>.labels.npy` beside it."""
+    labels_path = path.with_suffix(".labels.npy")
+    if not labels_path.exists():
+        raise ValueError(f"{path} has no labels: {labels_path} is missing")
     try:
-        images, labels = read_npy(path), read_npy(beside)
+        images, labels = read_npy(path), read_npy(labels_path)
     except ValueError as error:
-        raise ValueError(f"{path} or {beside} cannot be read as npy: {error}") from None
-    return _labelled(images, labels, classes, path)
+        raise ValueError(f"{path} or {labels_path} cannot be read as npy: {error}") from None
+    return _from_arrays(images, labels, classes, path)
 
 
-def _labelled(images: np.ndarray, labels: np.ndarray, classes: Sequence[str] | None, path: Path) -> ArrayImages:
+def _from_arrays(images: np.ndarray, labels: np.ndarray, classes: Sequence[str] | None, path: Path) -> ArrayImages:
     if not labels.size:
         raise ValueError(f"{path} holds no images")
-    return ArrayImages(channels_first(images, str(path)), labels, number_names(labels, classes), str(path))
+    return ArrayImages(channels_first(images, str(path)), labels, class_names(labels, classes), str(path))
 
 
 def open_idx(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
-    """MNIST's `*-images-idx3-ubyte` with `*-labels-idx1-ubyte` beside it, gz included."""
-    beside = path.with_name(path.name.replace("-images-idx3", "-labels-idx1"))
-    if not beside.exists():
-        raise ValueError(f"{path} has no labels: {beside} is missing")
-    images, labels = _idx(path), _idx(beside)
-    return _labelled(images, labels, classes, path)
+    """Opens MNIST's `*-images-idx3-ubyte` with `*-labels-idx1-ubyte` beside it; both may be compressed with gzip."""
+    labels_path = path.with_name(path.name.replace("-images-idx3", "-labels-idx1"))
+    if not labels_path.exists():
+        raise ValueError(f"{path} has no labels: {labels_path} is missing")
+    images, labels = _read_idx(path), _read_idx(labels_path)
+    return _from_arrays(images, labels, classes, path)
 
 
-def _idx(path: Path) -> np.ndarray:
+def _read_idx(path: Path) -> np.ndarray:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             kind, dimensions = struct.unpack(">HBB", file.read(4))[1:]

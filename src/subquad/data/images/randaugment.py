@@ -1,7 +1,7 @@
-"""RandAugment as DeiT uses it (`rand-m9-mstd0.5-inc1`): a few operations of a random strength on an 8-bit image.
+"""RandAugment as DeiT uses it (`rand-m9-mstd0.5-inc1`): a few random operations on an 8-bit image.
 
-Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space", 2020. The strength m of
-0 to 10 is drawn around the one given; `inc1` means that every operation changes more as m grows.
+Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space", 2020. The strength of an
+operation is drawn around m, which is 0 to 10; `inc1` means that every operation changes the image more as m grows.
 """
 
 import math
@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from subquad.data.images.torchvision import import_torchvision
+from subquad.packages import require_torchvision
 
-STRONGEST = 10.0
-Operation = Callable[[Any, float, "Chance", list[float]], Any]  # image, strength 0 to 1, draws, colour of new pixels
+MAX_STRENGTH = 10.0
+Operation = Callable[[Any, float, "Random", list[float]], Any]
+"""A function of an image, a strength of 0 to 1, the random generator, and the colour of new pixels."""
 
 
-class Chance:
-    """Numbers from the caller's generator."""
+class Random:
+    """Random numbers of several kinds, all from the caller's generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -36,76 +37,76 @@ class Chance:
     def happens(self, probability: float) -> bool:
         return self.uniform() < probability
 
-    def signed(self, value: float) -> float:
+    def random_sign(self, value: float) -> float:
         return value if self.happens(0.5) else -value
 
-    def order(self, count: int) -> list[int]:
+    def permutation(self, count: int) -> list[int]:
         return torch.randperm(count, generator=self.generator).tolist()
 
 
 def _affine(image: Any, fill: list[float], angle: float = 0.0, **changes: Any) -> Any:
-    functional = import_torchvision()
+    functional = require_torchvision()
     options: dict[str, Any] = {"translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], **changes}
     return functional.affine(image, angle, interpolation=functional.InterpolationMode.BICUBIC, fill=fill, **options)
 
 
-def _rotate(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:
-    return _affine(image, fill, angle=chance.signed(30 * strength))
+def _rotate(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:
+    return _affine(image, fill, angle=rng.random_sign(30 * strength))
 
 
 def _shear(axis: int) -> Operation:
-    def shear(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:
+    def shear(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:
         degrees = [0.0, 0.0]
-        degrees[axis] = math.degrees(math.atan(chance.signed(0.3 * strength)))
+        degrees[axis] = math.degrees(math.atan(rng.random_sign(0.3 * strength)))
         return _affine(image, fill, shear=degrees, center=[0.0, 0.0])
 
     return shear
 
 
 def _translate(axis: int) -> Operation:
-    def translate(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:
+    def translate(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:
         pixels = [0, 0]
-        pixels[axis] = round(chance.signed(0.45 * strength) * image.size[axis])
+        pixels[axis] = round(rng.random_sign(0.45 * strength) * image.size[axis])
         return _affine(image, fill, translate=pixels)
 
     return translate
 
 
 def _enhance(name: str) -> Operation:
-    """adjust_<name> of torchvision: 1 leaves the image, away from 1 changes it."""
+    """Returns the operation adjust_<name> of torchvision. A factor of 1 leaves the image as it is."""
 
-    def enhance(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:  # noqa: ARG001
-        factor = max(0.1, 1 + chance.signed(0.9 * strength))
-        return getattr(import_torchvision(), f"adjust_{name}")(image, factor)
+    def enhance(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
+        factor = max(0.1, 1 + rng.random_sign(0.9 * strength))
+        return getattr(require_torchvision(), f"adjust_{name}")(image, factor)
 
     return enhance
 
 
-def _fixed(name: str) -> Operation:
-    def apply(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:  # noqa: ARG001
-        return getattr(import_torchvision(), name)(image)
+def _without_strength(name: str) -> Operation:
+    def apply(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
+        return getattr(require_torchvision(), name)(image)
 
     return apply
 
 
-def _posterize(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:  # noqa: ARG001
-    return import_torchvision().posterize(image, bits=max(1, 4 - int(4 * strength)))
+def _posterize(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
+    return require_torchvision().posterize(image, bits=max(1, 4 - int(4 * strength)))
 
 
-def _solarize(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:  # noqa: ARG001
-    return import_torchvision().solarize(image, threshold=256 - int(256 * strength))
+def _solarize(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
+    return require_torchvision().solarize(image, threshold=256 - int(256 * strength))
 
 
-def _solarize_add(image: Any, strength: float, chance: Chance, fill: list[float]) -> Any:  # noqa: ARG001
-    """Dark pixels become brighter."""
+def _solarize_add(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
+    """Makes dark pixels brighter."""
     table = [min(255, value + int(110 * strength)) if value < 128 else value for value in range(256)]
     return image.point(table * len(image.getbands()))
 
 
 OPERATIONS: dict[str, Operation] = {
-    "autocontrast": _fixed("autocontrast"),
-    "equalize": _fixed("equalize"),
-    "invert": _fixed("invert"),
+    "autocontrast": _without_strength("autocontrast"),
+    "equalize": _without_strength("equalize"),
+    "invert": _without_strength("invert"),
     "rotate": _rotate,
     "posterize": _posterize,
     "solarize": _solarize,
@@ -123,7 +124,7 @@ OPERATIONS: dict[str, Operation] = {
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`operations` of the list above, each applied with probability 1/2, at a strength drawn around `magnitude`."""
+    """Chooses `operations` of the list above, each applied with probability 1/2 and a strength around `magnitude`."""
 
     magnitude: float = 9.0
     deviation: float = 0.5
@@ -131,7 +132,7 @@ class RandAugment:
 
     @classmethod
     def parse(cls, text: str) -> "RandAugment":
-        """timm's way of writing it: rand-m9-mstd0.5-inc1, n for the number of operations."""
+        """Parses the notation of timm, such as rand-m9-mstd0.5-inc1-n2; n is the number of operations."""
         name, *parts = text.split("-")
         values = {"m": 9.0, "mstd": 0.0, "inc": 0.0, "n": 2.0}
         for part in parts:
@@ -139,16 +140,16 @@ class RandAugment:
             if found is None:
                 raise ValueError(f"{text!r}: {part!r} is not understood; write it like rand-m9-mstd0.5-inc1")
             values[found[1]] = float(found[2])
-        if name != "rand" or values["inc"] != 1 or not 0 <= values["m"] <= STRONGEST:
+        if name != "rand" or values["inc"] != 1 or not 0 <= values["m"] <= MAX_STRENGTH:
             raise ValueError(f"{text!r} is not known here: write it like rand-m9-mstd0.5-inc1, with m from 0 to 10")
         return cls(values["m"], values["mstd"], int(values["n"]))
 
-    def __call__(self, image: Any, chance: Chance, fill: list[float]) -> Any:
-        """image: Pillow's, 8 bits; fill: colour of pixels that come into view, 0 to 255."""
+    def __call__(self, image: Any, rng: Random, fill: list[float]) -> Any:
+        """image: an 8-bit image of Pillow; fill: the colour of new pixels, 0 to 255 for each channel."""
         names = list(OPERATIONS)
         for _ in range(self.operations):
-            operation = OPERATIONS[names[chance.below(len(names))]]
-            if chance.happens(0.5):
-                strength = min(max(chance.normal(self.magnitude, self.deviation), 0.0), STRONGEST) / STRONGEST
-                image = operation(image, strength, chance, fill)
+            operation = OPERATIONS[names[rng.below(len(names))]]
+            if rng.happens(0.5):
+                strength = min(max(rng.normal(self.magnitude, self.deviation), 0.0), MAX_STRENGTH) / MAX_STRENGTH
+                image = operation(image, strength, rng, fill)
         return image

@@ -1,8 +1,7 @@
-"""Labelled images: class folders, parquet, arrays, the hub. Unreadable ones are counted and reported, or, with
-`strict`, raised.
+"""Labelled images from class folders, parquet files, arrays and the Hugging Face hub.
 
-`open_images` finds out what a path holds. All sets have `len`, `[i] -> (image, label)`, `take(indices)`, `classes` and
-`skipped`, which maps every image that could not be read to the reason.
+`open_images` finds out what a path holds. Every set has `len`, `[i] -> (image, label)`, `take(indices)`, `classes` and
+`skipped`, which maps the name of every image that could not be read to the reason.
 """
 
 import io
@@ -15,17 +14,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from subquad.data.hub import HUB, load_hub
-from subquad.data.images.arrays import ArrayImages, check_labels, number_names, open_idx, open_npy, open_npz
+from subquad.data.images.arrays import ArrayImages, check_labels, class_names, open_idx, open_npy, open_npz
 from subquad.packages import require
 
-# Pillow can open more, some with the help of other programs; data from elsewhere shall not reach those.
+# Pillow can open more formats, some by starting other programs. Data from elsewhere must not reach those programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-MAX_PIXELS = 50_000_000  # ImageNet's largest has 38 million
+MAX_PIXELS = 50_000_000  # the largest image of ImageNet has 38 million
 
 
 class ImageSet(Protocol):
-    """What training needs of labelled images."""
+    """What training needs from a set of labelled images."""
 
     @property
     def classes(self) -> list[str]: ...
@@ -40,23 +39,23 @@ class ImageSet(Protocol):
     def take(self, indices: Sequence[int] | np.ndarray) -> list[tuple[Any, int]]: ...
 
 
-def open_images(path: str | Path, *, classes: Sequence[str] | None = None, strict: bool = False) -> ImageSet:
-    """The images at `path`: class folders, parquet (a file, or a folder of them), .npz, .npy, MNIST's idx, a mosaic, or
-    a data set of the hub with its split, `hub:NAME@train` (`hub:NAME:SUBSET@train` where it has several).
+def open_images(path: str | Path, *, classes: Sequence[str] | None = None) -> ImageSet:
+    """Opens the images at `path`.
 
-    classes: the names in the order of their numbers, where another set (the training part) fixes them. An image that
-    cannot be read is left out by `take` and counted in `skipped`; with `strict` it is a ValueError.
+    The path may be a folder of class folders, parquet (one file or a folder of them), .npz, .npy, MNIST's idx, a mosaic
+    (see `open_mosaic`), or a hub data set with its split: `hub:NAME@train`, or `hub:NAME:SUBSET@train`.
+    classes: the class names in the order of their numbers, if another set (the training images) defines them.
     """
     if str(path).startswith(HUB):
-        return HubImages(str(path), classes, strict)
+        return HubImages(str(path), classes)
     path = Path(path)
     if not path.exists():
         raise ValueError(f"{path} does not exist: give a folder of class folders, or a parquet, npz, npy or idx file")
     if path.is_dir():
         tables = sorted(path.glob("*.parquet"))
-        return ParquetImages(tables, classes, strict) if tables else FolderImages(path, classes, strict)
+        return ParquetImages(tables, classes) if tables else FolderImages(path, classes)
     if path.suffix == ".parquet":
-        return ParquetImages([path], classes, strict)
+        return ParquetImages([path], classes)
     if path.suffix == ".npz":
         return open_npz(path, classes)
     if path.suffix == ".npy":
@@ -65,21 +64,22 @@ def open_images(path: str | Path, *, classes: Sequence[str] | None = None, stric
         return open_idx(path, classes)
     if path.suffix in SUFFIXES:
         return open_mosaic(path, classes)
-    raise ValueError(f"{path} is no kind of image data known here: class folders, parquet, npz, npy, idx, mosaic")
+    raise ValueError(
+        f"{path} is no known kind of image data; known are class folders, parquet, npz, npy, idx and mosaics"
+    )
 
 
 class UnreadableImage(ValueError):  # noqa: N818 - it says what is wrong
     """An image that cannot be decoded."""
 
 
-def pillow() -> Any:
-    """Pillow's Image module."""
+def _require_pillow() -> Any:
     return require("PIL.Image", "reading images", "vision", package="Pillow")
 
 
-def decode(content: Path | bytes, name: str, max_pixels: int = MAX_PIXELS) -> Any:
-    """An RGB image of Pillow. Damaged files and those of more than `max_pixels` are `UnreadableImage`s."""
-    image_module = pillow()
+def decode_image(content: Path | bytes, name: str, max_pixels: int = MAX_PIXELS) -> Any:
+    """Returns an RGB image of Pillow. Damaged files and images of more than `max_pixels` raise `UnreadableImage`."""
+    image_module = _require_pillow()
     try:
         with image_module.open(
             io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS
@@ -96,15 +96,16 @@ def decode(content: Path | bytes, name: str, max_pixels: int = MAX_PIXELS) -> An
 
 
 def open_mosaic(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
-    """One lossless image made of square tiles, row by row, with a byte for the label of each in `<name>.labels.bin`.
+    """Opens a mosaic: one lossless image that consists of square tiles, row by row, each of which is a sample.
 
-    Class names are the words of `classes.txt` in the same folder, if there is one.
+    The file `<name>.labels.bin` has one byte for the label of each tile. Class names are the words of `classes.txt` in
+    the same folder, if there is one.
     """
-    beside = path.with_suffix(".labels.bin")
-    if not beside.exists():
-        raise ValueError(f"{path} is a single image; as a mosaic of many it would need their labels in {beside}")
-    labels = np.fromfile(beside, np.uint8)
-    pixels = np.asarray(decode(path, str(path)))  # (H, W, 3)
+    labels_path = path.with_suffix(".labels.bin")
+    if not labels_path.exists():
+        raise ValueError(f"{path} is a single image; a mosaic of many would need their labels in {labels_path}")
+    labels = np.fromfile(labels_path, np.uint8)
+    pixels = np.asarray(decode_image(path, str(path)))  # (H, W, 3)
     height, width, channels = pixels.shape
     side = math.isqrt(height * width // max(1, len(labels)))
     if not side or height % side or width % side or len(labels) * side**2 != height * width:
@@ -113,65 +114,57 @@ def open_mosaic(path: Path, classes: Sequence[str] | None = None) -> ArrayImages
     names = path.with_name("classes.txt")
     if classes is None and names.exists():
         classes = names.read_text(encoding="utf-8").split()
-    return ArrayImages(tiles.reshape(-1, channels, side, side), labels, number_names(labels, classes), str(path))
+    return ArrayImages(tiles.reshape(-1, channels, side, side), labels, class_names(labels, classes), str(path))
 
 
 class EncodedImages:
-    """Images that are decoded when they are asked for. Subclasses say where the bytes are."""
+    """Images that are decoded when they are used. A subclass says where their bytes are."""
 
-    def __init__(self, labels: np.ndarray, classes: Sequence[str], strict: bool, name: str) -> None:
-        pillow()
-        self.labels, self.classes, self.strict, self.name = labels, list(classes), strict, name
+    def __init__(self, labels: np.ndarray, classes: Sequence[str], name: str) -> None:
+        _require_pillow()
+        self.labels, self.classes, self.name = labels, list(classes), name
         self.skipped: dict[str, str] = {}
         check_labels(labels, self.classes, name)
 
     def source(self, index: int) -> tuple[Path | bytes, str]:
-        """The bytes or file of an image, and its name."""
+        """Returns the bytes or the file of an image, and its name."""
         raise NotImplementedError
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        """(image, label); an image that cannot be read is an UnreadableImage, whatever `strict` says."""
-        return decode(*self.source(index)), int(self.labels[index])
+        """Returns (image, label). An image that cannot be read raises `UnreadableImage`."""
+        return decode_image(*self.source(index)), int(self.labels[index])
 
     def take(self, indices: Sequence[int] | np.ndarray) -> list[tuple[Any, int]]:
-        """The images that can be read; the others are counted in `skipped`, or raised with `strict`."""
+        """Returns the images that can be read, with their labels. The others are recorded in `skipped`."""
         taken = []
         for index in indices:
             try:
                 taken.append(self[int(index)])
             except UnreadableImage as error:
-                if self.strict:
-                    raise
                 self.skipped[self.source(int(index))[1]] = str(error)
         return taken
 
-    def check(self) -> int:
-        """Decodes everything once; the number of images that cannot be read, which `skipped` names."""
-        for index in range(len(self)):
-            self.take([index])
-        return len(self.skipped)
-
 
 class FolderImages(EncodedImages):
-    """`<root>/<class>/**/<image>`: classes are the folders in alphabetical order."""
+    """Images in files `<root>/<class>/**/<image>`. By default the classes are the folders in alphabetical order."""
 
-    def __init__(self, root: Path, classes: Sequence[str] | None = None, strict: bool = False) -> None:
+    def __init__(self, root: Path, classes: Sequence[str] | None = None) -> None:
         folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         if not folders:
-            raise ValueError(f"{root} holds no class folders: images belong into {root}/<class>/")
+            raise ValueError(f"{root} has no class folders; the images must be in folders {root}/<class>/")
         classes = list(classes) if classes is not None else folders
         if unknown := sorted(set(folders) - set(classes)):
             raise ValueError(
-                f"{root} has folders that are none of the classes: {', '.join(unknown[:10])}. The classes are "
-                f"the folders of the training images: {', '.join(classes[:10])}"
+                f"{root} has folders that are none of the classes: {', '.join(unknown[:10])}. The training images have "
+                f"the classes {', '.join(classes[:10])}"
             )
         if missing := [name for name in classes if name not in folders]:
             raise ValueError(f"{root} has no folder for {len(missing)} of the classes: {', '.join(missing[:10])}")
         self.files: list[Path] = []
-        self.ignored = 0  # files that are no images by their names
+        self.ignored = 0  # the number of files whose names are not those of images
         labels: list[int] = []
         for number, name in enumerate(classes):
             found = sorted(path for path in (root / name).rglob("*") if path.is_file())
@@ -181,16 +174,16 @@ class FolderImages(EncodedImages):
             labels += [number] * len(images)
         if not labels:
             raise ValueError(f"{root} holds no images; their names end in {', '.join(SUFFIXES)}")
-        super().__init__(np.array(labels, np.int64), classes, strict, str(root))
+        super().__init__(np.array(labels, np.int64), classes, str(root))
 
     def source(self, index: int) -> tuple[Path, str]:
         return self.files[index], str(self.files[index])
 
 
 class TableImages(EncodedImages):
-    """A table of pyarrow with a column of encoded images (bytes, or the hub's {bytes, path}) and one of labels."""
+    """A table of pyarrow with a column of labels and one of encoded images (bytes, or the hub's {bytes, path})."""
 
-    def __init__(self, table: Any, classes: Sequence[str] | None, strict: bool, name: str) -> None:
+    def __init__(self, table: Any, classes: Sequence[str] | None, name: str) -> None:
         image = next((key for key in ("image", "img", "bytes") if key in table.column_names), None)
         label = next((key for key in ("label", "labels", "fine_label") if key in table.column_names), None)
         if image is None or label is None:
@@ -202,8 +195,8 @@ class TableImages(EncodedImages):
         if not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(f"{name}: the column {label} holds {labels.dtype}, not class numbers")
         if classes is None:
-            classes = _hub_classes(table.schema.metadata or {}, label) or number_names(labels, None)
-        super().__init__(labels.astype(np.int64), classes, strict, name)
+            classes = _hub_classes(table.schema.metadata or {}, label) or class_names(labels, None)
+        super().__init__(labels.astype(np.int64), classes, name)
 
     def source(self, index: int) -> tuple[Path | bytes, str]:
         value = self.column[index].as_py()
@@ -212,53 +205,41 @@ class TableImages(EncodedImages):
 
 
 class ParquetImages(TableImages):
-    """Parquet files, held in memory."""
+    """Parquet files, which are held in memory."""
 
-    def __init__(self, files: Sequence[Path], classes: Sequence[str] | None = None, strict: bool = False) -> None:
+    def __init__(self, files: Sequence[Path], classes: Sequence[str] | None = None) -> None:
         name = str(files[0] if len(files) == 1 else files[0].parent)
         pyarrow, parquet = (require(module, f"{name}: parquet", "hub") for module in ("pyarrow", "pyarrow.parquet"))
         try:
             table = pyarrow.concat_tables([parquet.read_table(path) for path in files])
         except (OSError, pyarrow.ArrowException) as error:
             raise ValueError(f"{name} cannot be read as parquet: {error}") from None
-        super().__init__(table, classes, strict, name)
+        super().__init__(table, classes, name)
 
 
 class HubImages(TableImages):
-    """A split of a data set of the hub, `hub:NAME@SPLIT`, in files that the library `datasets` keeps."""
+    """A split of a hub data set, `hub:NAME@SPLIT`, in files that the library `datasets` keeps."""
 
-    def __init__(self, name: str, classes: Sequence[str] | None = None, strict: bool = False) -> None:
+    def __init__(self, name: str, classes: Sequence[str] | None = None) -> None:
         whole, at, split = name.rpartition("@")
         if not at or not split:
             raise ValueError(f"{name}: a data set of the hub is named with its split, such as {name}@train")
         data_set, _, subset = whole.removeprefix(HUB).partition(":")
         table = load_hub(f"{HUB}{data_set}", subset or None, split).with_format("arrow")[:]
-        super().__init__(table, classes, strict, name)
+        super().__init__(table, classes, name)
 
     def source(self, index: int) -> tuple[Path | bytes, str]:
         content, name = super().source(index)
         if content:
             return content, name
-        path = self.column[index].as_py()["path"]  # of an image folder, the library keeps only where files are
+        path = self.column[index].as_py()["path"]  # for image folders the library keeps the paths only
         return Path(path), path
 
 
 def _hub_classes(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
-    """Class names that the hub's data sets library writes into the schema."""
+    """Returns the class names that the library `datasets` writes into the schema, or None."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         return [str(name) for name in features[label]["names"]]
     except (KeyError, TypeError, ValueError):
         return None
-
-
-__all__ = [
-    "ArrayImages",
-    "FolderImages",
-    "HubImages",
-    "ImageSet",
-    "ParquetImages",
-    "UnreadableImage",
-    "decode",
-    "open_images",
-]

@@ -1,10 +1,11 @@
-"""Tokens that are numbers already, in files of numpy or fairseq: no tokenizer runs over them, only its size counts.
+"""Token ids that exist already, in files of numpy or fairseq. No tokenizer runs; only its size and special ids matter.
 
-    .npy   one dimension: a single sample, the stream of a language model; two: a sample in every row. Memory-mapped.
-    .npz   `ids`, all samples one after the other, with their `lengths` (n,) or `offsets` (n + 1,). Read as a whole.
-    .idx   what fairseq-preprocess writes, with the numbers in .bin beside it. Memory-mapped.
+    .npy   with one dimension: a single sample, the stream of a language model; with two: a sample in each row
+    .npz   `ids` has all samples one after the other, and `lengths` (n,) or `offsets` (n + 1,) says where each ends
+    .idx   what fairseq-preprocess writes, with the ids in a .bin file beside it
 
-Padding at the end of a sample is cut off, and then one eos: stores hold samples without them.
+.npz files are read as a whole; the others are memory-mapped. Padding at the end of a sample is cut off, and then one
+eos, because token stores hold samples without special tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import numpy as np
 
 from subquad.data.fairseq.index import INDEX, open_indexed
 from subquad.data.numpy_files import read_npy, read_npz
-from subquad.data.text.encode import Encoded, Rules, chosen
+from subquad.data.text.encode import SkipRules, TokenChunk
 from subquad.data.tokenizers.base import Tokenizer
 
 CHUNK_TOKENS = 1 << 22
@@ -24,10 +25,10 @@ CHUNK_TOKENS = 1 << 22
 
 @dataclass(frozen=True)
 class TokenArray:
-    """Samples of one file: sample i is ids[offsets[i]:offsets[i + 1]] - base, special symbols included."""
+    """The samples of one file. Sample i is ids[offsets[i]:offsets[i + 1]] - base, special tokens included."""
 
     path: str
-    ids: np.ndarray  # (tokens,) integers, a view of the file where it is mapped
+    ids: np.ndarray  # (tokens,) integers; a view of the file if it is memory-mapped
     offsets: np.ndarray  # (n + 1,) int64
     is_stream: bool = False
     base: int = 0
@@ -35,7 +36,7 @@ class TokenArray:
     @classmethod
     def open(cls, path: str) -> Self:
         if path.endswith(INDEX):
-            return cls._of_index(path)
+            return cls._from_index(path)
         if not Path(path).is_file():
             raise ValueError(f"{path}: there is no such file")
         try:
@@ -45,17 +46,17 @@ class TokenArray:
                 arrays = {"ids": read_npy(Path(path))}
         except ValueError as error:
             raise ValueError(f"{path} cannot be read as an array of numpy: {error}") from None
-        return cls._of_arrays(path, **arrays)
+        return cls._from_arrays(path, **arrays)
 
     @classmethod
-    def _of_index(cls, path: str) -> Self:
+    def _from_index(cls, path: str) -> Self:
         found = open_indexed(path)
         if not found.ids.size:
             raise ValueError(f"{path}: empty, there are no samples")
         return cls(path, found.ids, found.offsets, base=found.base)
 
     @classmethod
-    def _of_arrays(
+    def _from_arrays(
         cls,
         path: str,
         ids: np.ndarray | None = None,
@@ -65,9 +66,9 @@ class TokenArray:
         if ids is None or (path.endswith(".npz") and (lengths is None) == (offsets is None)):
             raise ValueError(f"{path} needs the arrays `ids` and either `lengths` or `offsets`")
         if not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError(f"{path}: tokens are whole numbers, not {ids.dtype}")
+            raise ValueError(f"{path}: token ids are whole numbers, not {ids.dtype}")
         if ids.ndim not in (1, 2) or (ids.ndim == 2 and path.endswith(".npz")):
-            raise ValueError(f"{path}: tokens are one row of numbers, or in .npy a table of rows, not {ids.shape}")
+            raise ValueError(f"{path}: token ids have one dimension, or two in .npy, but the shape is {ids.shape}")
         if not ids.size:
             raise ValueError(f"{path}: empty, there are no samples")
         if offsets is not None:
@@ -83,23 +84,23 @@ class TokenArray:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def rows_within(self, start: int, tokens: int) -> int:
-        """The end of the samples from `start` on that have so many tokens together; one sample at least."""
+    def end_within(self, start: int, tokens: int) -> int:
+        """Returns the end of a range of samples from `start` on that has at most `tokens` tokens, or one sample."""
         return max(start + 1, int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1)
 
     def lengths(self, start: int, stop: int, tokenizer: Tokenizer) -> np.ndarray:
-        """(stop - start,) lengths without special symbols at the end. Numbers outside of the vocabulary are errors."""
+        """Returns (stop - start,) lengths without special tokens at the end. Ids outside the vocabulary are errors."""
         self._check(start, stop, tokenizer.size)
         begin, end = self.offsets[start:stop], self.offsets[start + 1 : stop + 1].copy()
-        while len(padded := self._ending(begin, end, tokenizer.pad)):
+        while len(padded := self._ending_with(begin, end, tokenizer.pad)):
             end[padded] -= 1
-        end[self._ending(begin, end, tokenizer.eos)] -= 1
+        end[self._ending_with(begin, end, tokenizer.eos)] -= 1
         return end - begin
 
-    def _ending(self, begin: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
-        """Which samples have `number` as their last token."""
-        filled = np.flatnonzero(end > begin)
-        return filled[self.ids[end[filled] - 1] == number + self.base]
+    def _ending_with(self, begin: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
+        """Returns which samples have the id `number` as their last token."""
+        not_empty = np.flatnonzero(end > begin)
+        return not_empty[self.ids[end[not_empty] - 1] == number + self.base]
 
     def _check(self, start: int, stop: int, size: int) -> None:
         first = int(self.offsets[start])
@@ -110,49 +111,49 @@ class TokenArray:
             sample = int(np.searchsorted(self.offsets, first + wrong, side="right"))
             place = f"sample {sample}, number {first + wrong - int(self.offsets[sample - 1]) + 1}"
             number = int(tokens[wrong]) - self.base
-            raise ValueError(f"{self.path}, {place}: {number} is outside of the vocabulary of {size:,} symbols")
+            raise ValueError(f"{self.path}, {place}: {number} is outside the vocabulary of {size:,} tokens")
 
     def tokens(self, start: int, stop: int, lengths: np.ndarray) -> np.ndarray:
-        """The first `lengths` tokens of each of the samples, one sample after the other."""
+        """Returns the first `lengths` ids of each of the samples, one sample after the other."""
         flat = self.ids[int(self.offsets[start]) : int(self.offsets[stop])]
         if stop == start + 1:
-            kept = flat[: int(lengths[0])]  # a view: a stream may be larger than memory
+            kept = flat[: int(lengths[0])]  # a view, because a stream may be larger than memory
         else:
-            whole = np.diff(self.offsets[start : stop + 1])
-            place = np.arange(len(flat)) - np.repeat(self.offsets[start:stop] - self.offsets[start], whole)
-            kept = flat[place < np.repeat(lengths, whole)]
+            full_lengths = np.diff(self.offsets[start : stop + 1])
+            positions = np.arange(len(flat)) - np.repeat(self.offsets[start:stop] - self.offsets[start], full_lengths)
+            kept = flat[positions < np.repeat(lengths, full_lengths)]
         return kept - self.base if self.base else kept
 
 
 def _whole_numbers(path: str, name: str, values: np.ndarray) -> np.ndarray:
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise ValueError(f"{path}: {name} is one row of whole numbers, not {values.dtype} of shape {values.shape}")
+        raise ValueError(f"{path}: {name} must be a row of whole numbers, not {values.dtype} of shape {values.shape}")
     return values.astype(np.int64)
 
 
-def array_chunks(files: Sequence[str], tokenizers: Sequence[Tokenizer], rules: Rules) -> Iterator[Encoded]:
-    """Samples of parallel files, one file and tokenizer for each side, in chunks of bounded size."""
+def read_token_chunks(files: Sequence[str], tokenizers: Sequence[Tokenizer], rules: SkipRules) -> Iterator[TokenChunk]:
+    """Yields the samples of parallel files, one file and tokenizer for each field, in chunks of bounded size."""
     arrays = [TokenArray.open(path) for path in files]
     if len(arrays) > 1:
         if streams := [array.path for array in arrays if array.is_stream]:
-            raise ValueError(f"{streams[0]} is one long sample; give a row for each, or an .npz with lengths")
+            raise ValueError(f"{streams[0]} is one long sample; give a row for each sample, or an .npz with lengths")
         if len({len(array) for array in arrays}) > 1:
             counts = ", ".join(f"{array.path} has {len(array):,}" for array in arrays)
             raise ValueError(f"parallel files need the same number of samples: {counts}")
-    sides = list(zip(arrays, tokenizers, strict=True))
+    fields = list(zip(arrays, tokenizers, strict=True))
     start, end = 0, len(arrays[0])
     while start < end:
-        stop = min(array.rows_within(start, CHUNK_TOKENS) for array in arrays)
-        lengths = np.stack([array.lengths(start, stop, tokenizer) for array, tokenizer in sides])
-        kept, skipped = chosen(lengths, rules)
+        stop = min(array.end_within(start, CHUNK_TOKENS) for array in arrays)
+        lengths = np.stack([array.lengths(start, stop, tokenizer) for array, tokenizer in fields])
+        kept, skipped = rules.select(lengths)
         lengths[:, ~kept] = 0
         tokens = [array.tokens(start, stop, own) for array, own in zip(arrays, lengths, strict=True)]
         unknown = [_count(flat, tokenizer.unk) for flat, tokenizer in zip(tokens, tokenizers, strict=True)]
-        yield Encoded(tokens, list(lengths[:, kept]), unknown, stop - start, skipped)
+        yield TokenChunk(tokens, list(lengths[:, kept]), unknown, stop - start, skipped)
         start = stop
 
 
 def _count(tokens: np.ndarray, number: int) -> int:
-    """How often a number occurs, looked for in pieces."""
+    """Returns how often an id occurs. The tokens are searched piece by piece, because they may be memory-mapped."""
     pieces = (tokens[begin : begin + CHUNK_TOKENS] for begin in range(0, len(tokens), CHUNK_TOKENS))
     return sum(int(np.count_nonzero(piece == number)) for piece in pieces) if number >= 0 else 0

@@ -1,6 +1,6 @@
-"""Samples of text into samples of tokens, in several processes, in the order in which they came.
+"""Encodes samples of text as token ids, in several processes, and keeps the order of the samples.
 
-Reading never runs far ahead of writing: a bounded number of chunks is under way, so memory does not grow with the data.
+Only a bounded number of chunks is in progress, so memory does not grow with the size of the data.
 """
 
 import multiprocessing
@@ -15,73 +15,79 @@ from pathlib import Path
 
 import numpy as np
 
-from subquad.data.tokenizers import load_tokenizer
-from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers import Tokenizer, load_tokenizer
 
 CHUNK_SAMPLES = 2000
 CHUNK_CHARACTERS = 1 << 20
 CHUNKS_PER_WORKER = 4
 EMPTY, OVER_LONG = "empty", "over-long"
 
-Chunk = list[tuple[str, ...]]
+Samples = list[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Which samples are skipped: those with an empty side, unless `keep_empty`, and those with a side of more than
-    `max_length` tokens."""
+class SkipRules:
+    """Which samples are skipped.
+
+    A sample with an empty field is skipped unless `keep_empty`, and so is one with a field of more than `max_length`
+    tokens.
+    """
 
     keep_empty: bool = False
     max_length: int | None = None
 
-
-def chosen(lengths: np.ndarray, rules: Rules) -> tuple[np.ndarray, Counter[str]]:
-    """Which samples stay, (n,) bool, and how many are skipped for which reason; `lengths` is (sides, n)."""
-    empty = (lengths == 0).any(0) & (not rules.keep_empty)
-    over_long = (lengths > rules.max_length).any(0) if rules.max_length is not None else np.zeros_like(empty)
-    return ~(empty | over_long), Counter({EMPTY: int(empty.sum()), OVER_LONG: int((over_long & ~empty).sum())})
+    def select(self, lengths: np.ndarray) -> tuple[np.ndarray, Counter[str]]:
+        """Returns which samples are kept, (n,) bool, and how many are skipped by reason; `lengths` is (fields, n)."""
+        empty = (lengths == 0).any(0) & (not self.keep_empty)
+        over_long = (lengths > self.max_length).any(0) if self.max_length is not None else np.zeros_like(empty)
+        skipped = Counter({EMPTY: int(empty.sum()), OVER_LONG: int((over_long & ~empty).sum())})
+        return ~(empty | over_long), skipped
 
 
 @dataclass
-class Encoded:
-    """A chunk. For each side its tokens one after the other, the length of each sample, and how many are unknown."""
+class TokenChunk:
+    """Some samples as token ids.
+
+    For each field: the ids of all samples one after the other, the length of each sample, and the number of unknown
+    tokens. num_read: samples that were read, also those that were skipped.
+    """
 
     tokens: list[np.ndarray]
     lengths: list[np.ndarray]
     unknown: list[int]
-    read: int
+    num_read: int
     skipped: Counter[str]
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns a chunk of samples into tokens; `tokenizers` has one for each side."""
+    """Encodes samples; `tokenizers` has one tokenizer for each field."""
 
     tokenizers: Sequence[Tokenizer]
-    rules: Rules
+    rules: SkipRules
 
-    def __call__(self, first: int, chunk: Chunk) -> Encoded:
-        """first: number of the chunk's first sample, from 1, for messages."""
-        sides = [self._side(tokenizer, first, chunk, i) for i, tokenizer in enumerate(self.tokenizers)]
-        lengths = np.array([[len(ids) for ids in side] for side in sides], dtype=np.int64)
-        mask, skipped = chosen(lengths, self.rules)
+    def __call__(self, first: int, samples: Samples) -> TokenChunk:
+        """first: the number of the first sample, counted from 1, for messages."""
+        fields = [self._encode_field(tokenizer, first, samples, i) for i, tokenizer in enumerate(self.tokenizers)]
+        lengths = np.array([[len(ids) for ids in field] for field in fields], dtype=np.int64)
+        mask, skipped = self.rules.select(lengths)
         kept = np.flatnonzero(mask)
         tokens = []
-        for side in sides:
-            parts = [np.asarray(side[i], dtype=np.uint32) for i in kept]
+        for field in fields:
+            parts = [np.asarray(field[i], dtype=np.uint32) for i in kept]
             tokens.append(np.concatenate(parts) if parts else np.zeros(0, np.uint32))
         unknown = [
             int(np.count_nonzero(flat == tokenizer.unk)) if tokenizer.unk >= 0 else 0
             for flat, tokenizer in zip(tokens, self.tokenizers, strict=True)
         ]
-        return Encoded(tokens, list(lengths[:, kept]), unknown, len(chunk), skipped)
+        return TokenChunk(tokens, list(lengths[:, kept]), unknown, len(samples), skipped)
 
-    def _side(self, tokenizer: Tokenizer, first: int, chunk: Chunk, side: int) -> list[list[int]]:
-        texts = [sample[side] for sample in chunk]
+    def _encode_field(self, tokenizer: Tokenizer, first: int, samples: Samples, field: int) -> list[list[int]]:
+        texts = [sample[field] for sample in samples]
         try:
             return tokenizer.encode_batch(texts)
         except ValueError:
-            for number, text in enumerate(texts, first):  # once more, to say which sample it is
+            for number, text in enumerate(texts, first):  # one by one, to find the sample that is wrong
                 try:
                     tokenizer.encode(text)
                 except ValueError as error:
@@ -89,23 +95,23 @@ class Encoder:
             raise
 
 
-def encoded_chunks(
-    samples: Iterable[tuple[str, ...]], folders: Sequence[Path], rules: Rules, workers: int
-) -> Iterator[Encoded]:
-    """Chunks of samples as tokens. folders: the saved tokenizer of each side."""
-    chunks = _chunks(samples)
+def encode_samples(
+    samples: Iterable[tuple[str, ...]], folders: Sequence[Path], rules: SkipRules, workers: int
+) -> Iterator[TokenChunk]:
+    """Yields the samples as chunks of token ids. folders: where the tokenizer of each field is saved."""
+    chunks = _split_into_chunks(samples)
     if workers <= 1:
         encoder = Encoder([load_tokenizer(folder) for folder in folders], rules)
         for first, chunk in chunks:
             yield encoder(first, chunk)
         return
-    # A new process for each worker: a fork would copy locks that other threads may hold.
+    # Workers are started anew rather than forked: a fork would copy locks that other threads may hold.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_set_up, initargs=(list(folders), rules))
-    waiting: deque[Future[Encoded]] = deque()
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(list(folders), rules))
+    waiting: deque[Future[TokenChunk]] = deque()
     try:
         for first, chunk in chunks:
-            waiting.append(pool.submit(_encode, first, chunk))
+            waiting.append(pool.submit(_encode_in_worker, first, chunk))
             if len(waiting) >= CHUNKS_PER_WORKER * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -116,9 +122,9 @@ def encoded_chunks(
         pool.shutdown(cancel_futures=True)
 
 
-def _chunks(samples: Iterable[tuple[str, ...]]) -> Iterator[tuple[int, Chunk]]:
-    """Chunks with the number of their first sample, from 1."""
-    chunk: Chunk = []
+def _split_into_chunks(samples: Iterable[tuple[str, ...]]) -> Iterator[tuple[int, Samples]]:
+    """Yields chunks with the number of their first sample, counted from 1."""
+    chunk: Samples = []
     first, characters = 1, 0
     for sample in samples:
         chunk.append(sample)
@@ -133,13 +139,13 @@ def _chunks(samples: Iterable[tuple[str, ...]]) -> Iterator[tuple[int, Chunk]]:
 _encoder: Encoder | None = None
 
 
-def _set_up(folders: Sequence[Path], rules: Rules) -> None:
+def _start_worker(folders: Sequence[Path], rules: SkipRules) -> None:
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends the workers
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the threads
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C interrupts the parent, and the parent ends the workers
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker uses one thread
     _encoder = Encoder([load_tokenizer(folder) for folder in folders], rules)
 
 
-def _encode(first: int, chunk: Chunk) -> Encoded:
+def _encode_in_worker(first: int, samples: Samples) -> TokenChunk:
     assert _encoder is not None
-    return _encoder(first, chunk)
+    return _encoder(first, samples)

@@ -1,10 +1,10 @@
-"""Text files into a folder of memory-mapped tokens, once: a second call redoes only what changed.
+"""Turns text files into a folder of memory-mapped token ids. A second call redoes only what changed.
 
-    data.json                      inputs, tokenizers, options, counts, and what was skipped and why
-    tokenizer/                     or tokenizer.source/ and tokenizer.target/; labels/ for classes
-    train.source.tokens, ...       a token store for each split and side
+    data.json                      inputs, tokenizers, options, counts, and how many samples were skipped and why
+    tokenizer/                     or tokenizer.source/ and tokenizer.target/; labels/ for the names of classes
+    train.source.tokens, ...       a token store for each split and field
 
-A split is redone when the content of its input, its tokenizers or the options differ from what data.json says.
+A split is redone if the content of its input, its tokenizers or the options differ from what data.json says.
 """
 
 import os
@@ -19,72 +19,91 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from subquad.config import Options
-from subquad.data.text.arrays import array_chunks
-from subquad.data.text.encode import EMPTY, OVER_LONG, Encoded, Rules, encoded_chunks
-from subquad.data.text.fingerprints import file_record, reading, source_records
-from subquad.data.text.prepared import DESCRIPTION, FORMAT, SIDES, Prepared, open_prepared
-from subquad.data.text.sources import Position, TextSource, read_samples
-from subquad.data.text.store import TokenStore, TokenWriter, dtype_for, remove_store
-from subquad.data.tokenizers import Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
+from subquad.data.text.arrays import read_token_chunks
+from subquad.data.text.encode import EMPTY, OVER_LONG, SkipRules, TokenChunk, encode_samples
+from subquad.data.text.sources import ReadCounter, TextSource, file_record, read_samples
+from subquad.data.text.store import (
+    DESCRIPTION,
+    DESCRIPTION_FORMAT,
+    FIELDS,
+    PreparedText,
+    TokenStore,
+    TokenWriter,
+    dtype_for,
+    open_prepared,
+    remove_store,
+)
+from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.simple import LabelTokenizer
 from subquad.files import digest, write_metadata
 
 Task = Literal["translation", "language-model", "classification"]
-SMALL = 16 << 20  # bytes of input below which starting processes costs more than it saves
+SMALL_INPUT = 16 << 20  # bytes below which starting processes costs more time than it saves
 REUSED = "reused"
 
 
 class TextDataConfig(Options):
-    """What to prepare: files for each split, tokenizers, and which samples are skipped."""
+    """What to prepare: the files of each split, the tokenizers, and which samples are skipped."""
 
-    task: Task = Field("translation", description="what a sample is: source and target, text, or label and text")
-    splits: dict[str, TextSource] = Field(min_length=1, description="files by split; tokenizers are trained on `train`")
-    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="of all text, both sides of it")
-    target_tokenizer: TokenizerConfig | None = Field(
-        None, description="in translation: one of its own for the target; null: both sides share one, trained on both"
+    task: Task = Field(
+        "translation",
+        description="The task decides what a sample is: source and target, text alone, or label and text.",
     )
-    max_length: int | None = Field(None, ge=1, description="samples with more tokens on a side are skipped and counted")
+    splits: dict[str, TextSource] = Field(
+        min_length=1, description="The files of each split. Tokenizers are trained on the split `train`."
+    )
+    tokenizer: TokenizerConfig = Field(
+        default_factory=TokenizerConfig, description="The tokenizer of the text, of both languages in translation."
+    )
+    target_tokenizer: TokenizerConfig | None = Field(
+        None,
+        description="For translation: a separate tokenizer for the target. With null both languages share one, which "
+        "is trained on both.",
+    )
+    max_length: int | None = Field(
+        None, ge=1, description="Samples with more tokens than this in a field are skipped and counted."
+    )
     keep_empty: bool | None = Field(
-        None, description="keep samples with an empty side; default: only in language modelling"
+        None, description="Whether samples with an empty field are kept. By default only language models keep them."
     )
 
     @field_validator("splits")
     @classmethod
-    def _named(cls, splits: dict[str, TextSource]) -> dict[str, TextSource]:
+    def _check_split_names(cls, splits: dict[str, TextSource]) -> dict[str, TextSource]:
         for name in splits:
             if not name or not all(letter.isalnum() or letter in "_-" for letter in name):
-                raise ValueError(f"a split is named by letters, digits, _ and -, not {name!r}")
+                raise ValueError(f"the name of a split has letters, digits, _ and - only, not {name!r}")
         return splits
 
     def check(self) -> None:
         if self.target_tokenizer is not None and self.task != "translation":
             raise ValueError(f"target_tokenizer is for translation; {self.task} has one tokenizer")
         for config in (self.tokenizer, self.target_tokenizer):
-            if config is not None and config.reads_lines and "train" not in self.splits:
+            if config is not None and config.needs_text and "train" not in self.splits:
                 raise ValueError(f"tokenizer {config.kind} is trained on the split `train`, which is missing")
-            if config is not None and config.reads_lines and self.splits["train"].is_ids:
+            if config is not None and config.needs_text and self.splits["train"].is_ids:
                 raise ValueError(
-                    f"tokenizer {config.kind} is trained on text, but `train` holds numbers of tokens: give the "
-                    "tokenizer that made them (kind file, sentencepiece, saved, ...), or kind ids and vocab_size"
+                    f"tokenizer {config.kind} is trained on text, but `train` holds token ids: give the tokenizer that "
+                    "made them (kind file, sentencepiece, saved, ...), or kind ids and vocab_size"
                 )
         if self.task == "classification" and "train" not in self.splits:
             raise ValueError("the classes are those of the split `train`, which is missing")
 
     @property
-    def sides(self) -> tuple[str, ...]:
-        return SIDES[self.task]
+    def fields(self) -> tuple[str, ...]:
+        return FIELDS[self.task]
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> SkipRules:
         keep = self.task == "language-model" if self.keep_empty is None else self.keep_empty
-        return Rules(keep, self.max_length)
+        return SkipRules(keep, self.max_length)
 
     def vocabularies(self) -> dict[str, tuple[tuple[str, ...], TokenizerConfig | None]]:
-        """Folders of tokenizers, with the sides they are for; labels have no config."""
+        """Returns by the name of a tokenizer's folder the fields that it is for, and its config (labels have none)."""
         if self.task == "classification":
             return {"labels": (("label",), None), "tokenizer": (("text",), self.tokenizer)}
         if self.target_tokenizer is None:
-            return {"tokenizer": (self.sides, self.tokenizer)}
+            return {"tokenizer": (self.fields, self.tokenizer)}
         return {
             "tokenizer.source": (("source",), self.tokenizer),
             "tokenizer.target": (("target",), self.target_tokenizer),
@@ -93,8 +112,11 @@ class TextDataConfig(Options):
 
 @dataclass(frozen=True)
 class PrepareStatus:
-    """How far preparing has come. stage: a split or a tokenizer's folder. bytes_total: 0 where it is not known, as for
-    parquet."""
+    """How far `prepare_text` has come.
+
+    stage: the split that is encoded, or the folder of the tokenizer that is trained. bytes_total is 0 if the size is
+    not known, as for parquet.
+    """
 
     stage: str
     samples: int
@@ -105,7 +127,7 @@ class PrepareStatus:
 
     @property
     def message(self) -> str:
-        """One line: how much was done, and how fast."""
+        """One line that says how much was done, and how fast."""
         parts = [f"{self.stage}: {self.samples:,} samples"]
         if self.tokens:
             parts.append(f"{self.tokens:,} tokens")
@@ -114,16 +136,16 @@ class PrepareStatus:
         return ", ".join(parts)
 
 
-Report = Callable[[PrepareStatus], None]
+ReportProgress = Callable[[PrepareStatus], None]
 
 
 def prepare_text(
-    config: TextDataConfig, folder: str | Path, workers: int | None = None, report: Report | None = None
-) -> Prepared:
-    """Tokenises all splits into `folder`, or what of them changed since the last call.
+    config: TextDataConfig, folder: str | Path, workers: int | None = None, report: ReportProgress | None = None
+) -> PreparedText:
+    """Tokenises all splits into `folder`, except those that have not changed since the last call.
 
-    workers: processes; default: one for each core when the data is worth it. report: called again and again with the
-    progress. An error in one split leaves those before it in place.
+    workers: the number of processes. By default large inputs get one for each core. report: is called repeatedly with
+    the progress. An error in one split leaves the splits before it in place.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -133,44 +155,47 @@ def prepare_text(
 
 
 class _Preparation:
-    def __init__(self, config: TextDataConfig, folder: Path, workers: int | None, report: Report) -> None:
+    """One call of `prepare_text`. `before` is the data.json of the call before, or empty."""
+
+    def __init__(self, config: TextDataConfig, folder: Path, workers: int | None, report: ReportProgress) -> None:
         self.config, self.folder, self.workers, self.report = config, folder, workers, report
         try:
             self.before: Mapping[str, Any] = open_prepared(folder).description
         except ValueError:
-            self.before = {}  # nothing there, or nothing of use
+            self.before = {}  # there is nothing, or nothing that can be used
         if self.before.get("task", config.task) != config.task:
             raise ValueError(f"{folder} holds data for {self.before['task']}; prepare {config.task} in another folder")
         self.changes: dict[str, str] = {}
-        self.description: dict[str, Any] = {"format": FORMAT, "task": config.task}
+        self.description: dict[str, Any] = {"format": DESCRIPTION_FORMAT, "task": config.task}
 
-    def run(self) -> Prepared:
+    def run(self) -> PreparedText:
         before = self.before.get("splits", {})
         known = [record for split in before.values() for record in split["inputs"]]
-        self.records = {name: source_records(source, known) for name, source in self.config.splits.items()}
+        self.records = {name: source.content_records(known) for name, source in self.config.splits.items()}
         vocabularies = self.config.vocabularies()
         self.description["tokenizers"] = {
-            name: self._tokenizer(name, sides, config) for name, (sides, config) in vocabularies.items()
+            name: self._update_tokenizer(name, fields, config) for name, (fields, config) in vocabularies.items()
         }
-        self.description["sides"] = {side: name for name, (sides, _) in vocabularies.items() for side in sides}
-        self.description["splits"] = {name: split for name, split in before.items() if self._still_good(name, split)}
+        self.description["fields"] = {field: name for name, (fields, _) in vocabularies.items() for field in fields}
+        self.description["splits"] = {name: split for name, split in before.items() if self._is_current(name, split)}
         for name in self.config.splits:
-            self.description["splits"][name] = self._split(name)
-            self._write()
-        return Prepared(self.folder, self.description, self.changes)
+            self.description["splits"][name] = self._update_split(name)
+            write_metadata(self.folder / DESCRIPTION, self.description)
+        return PreparedText(self.folder, self.description, self.changes)
 
     # ------------------------------------------------------------------ tokenizers
 
-    def _tokenizer(self, name: str, sides: tuple[str, ...], config: TokenizerConfig | None) -> dict[str, Any]:
+    def _update_tokenizer(self, name: str, fields: tuple[str, ...], config: TokenizerConfig | None) -> dict[str, Any]:
+        """Trains or loads the tokenizer of a folder, unless it is there already. Returns its entry of data.json."""
         known = self.before.get("tokenizers", {}).get(name, {})
         files = [file_record(path, known.get("files", ())) for path in (config.paths() if config is not None else ())]
         key: dict[str, Any] = {"files": [record["sha256"] for record in files]}
-        if config is None or config.reads_lines:
-            key["input"] = self._content("train")
-        # Where files lie does not matter, what they contain does.
-        where = {"path", "codes", "dictionary"}
-        key["options"] = config.model_dump(mode="json", exclude=where) if config is not None else "labels"
-        reason = _difference(known.get("key"), key)
+        if config is None or config.needs_text:
+            key["input"] = self._input_key("train")
+        # The paths of files do not matter, but their contents do.
+        paths = {"path", "codes", "dictionary"}
+        key["options"] = config.model_dump(mode="json", exclude=paths) if config is not None else "labels"
+        reason = _what_changed(known.get("key"), key)
         if reason is None:
             try:
                 tokenizer = load_tokenizer(self.folder / name)
@@ -178,59 +203,60 @@ class _Preparation:
             except ValueError:
                 reason = "its files are damaged"
         if reason is not None:
-            self._train(name, sides, config).save(self.folder / name)
+            self._build_tokenizer(name, fields, config).save(self.folder / name)
             tokenizer = load_tokenizer(self.folder / name)
         self.changes[name] = REUSED if reason is None else reason
         return {"key": key, "files": files, "size": tokenizer.size, "fingerprint": tokenizer.fingerprint()}
 
-    def _train(self, name: str, sides: tuple[str, ...], config: TokenizerConfig | None) -> Tokenizer:
-        lines = self._lines(name, sides)
-        return LabelTokenizer.train(lines) if config is None else train_tokenizer(config, lines)
+    def _build_tokenizer(self, name: str, fields: tuple[str, ...], config: TokenizerConfig | None) -> Tokenizer:
+        lines = self._training_lines(name, fields)
+        return LabelTokenizer.train(lines) if config is None else build_tokenizer(config, lines)
 
-    def _lines(self, stage: str, sides: tuple[str, ...]) -> Iterator[str]:
-        """The text of these sides in `train`."""
-        columns = [self.config.sides.index(side) for side in sides]
-        meter = _Meter(stage, self.records["train"], self.report)
-        samples = read_samples(self.config.splits["train"], self.config.sides, meter.position)
+    def _training_lines(self, stage: str, fields: tuple[str, ...]) -> Iterator[str]:
+        """Yields the text of these fields in the split `train`."""
+        columns = [self.config.fields.index(field) for field in fields]
+        meter = _ProgressMeter(stage, self.records["train"], self.report)
+        samples = read_samples(self.config.splits["train"], self.config.fields, meter.counter)
         for number, sample in enumerate(samples, 1):
             if number % 10_000 == 0:
-                meter.show(number, 0)
+                meter.update(number, 0)
             for column in columns:
                 yield sample[column]
 
     # ------------------------------------------------------------------ splits
 
-    def _content(self, split: str) -> dict[str, Any]:
+    def _input_key(self, split: str) -> dict[str, Any]:
         contents = [record["sha256"] for record in self.records[split]]
-        return {"contents": contents, "read as": reading(self.config.splits[split])}
+        return {"contents": contents, "read as": self.config.splits[split].reading_options()}
 
     def _tokenizer_key(self) -> dict[str, str]:
         prints = {name: tokenizer["fingerprint"] for name, tokenizer in self.description["tokenizers"].items()}
-        return {side: prints[name] for side, name in self.description["sides"].items()}
+        return {field: prints[name] for field, name in self.description["fields"].items()}
 
-    def _still_good(self, name: str, split: Mapping[str, Any]) -> bool:
-        """A split of an earlier call that this one does not name stays, unless its tokenizer is gone."""
+    def _is_current(self, name: str, split: Mapping[str, Any]) -> bool:
+        """Returns whether a split of an earlier call can stay. If its tokenizer changed, its files are removed."""
         if name in self.config.splits:
             return True
         if split["key"]["tokenizer"] == self._tokenizer_key():
             return True
-        for side in self.config.sides:
-            remove_store(self.folder / f"{name}.{side}")
+        for field in self.config.fields:
+            remove_store(self.folder / f"{name}.{field}")
         self.changes[name] = "removed: the tokenizer changed, and this call does not name its input"
         return False
 
-    def _split(self, name: str) -> dict[str, Any]:
+    def _update_split(self, name: str) -> dict[str, Any]:
+        """Encodes a split, unless its stores are up to date. Returns its entry of data.json."""
         rules = self.config.rules
         key = {
-            "input": self._content(name),
+            "input": self._input_key(name),
             "tokenizer": self._tokenizer_key(),
             "options": {"keep_empty": rules.keep_empty, "max_length": rules.max_length},
         }
         known = self.before.get("splits", {}).get(name, {})
-        reason = _difference(known.get("key"), key)
+        reason = _what_changed(known.get("key"), key)
         if reason is None:
             try:
-                stores = [TokenStore.open(self.folder / f"{name}.{side}") for side in self.config.sides]
+                stores = [TokenStore.open(self.folder / f"{name}.{field}") for field in self.config.fields]
                 for store in stores:
                     store.verify()
                 reason = None if all(store.meta["key"] == digest(key) for store in stores) else "its files changed"
@@ -238,81 +264,78 @@ class _Preparation:
                 reason = "its files are damaged"
         self.changes[name] = REUSED if reason is None else reason
         if reason is None:
-            return {**known, "inputs": self.records[name]}  # files may have been touched or moved
+            return {**known, "inputs": self.records[name]}  # the input may have been moved without a change
         try:
             return {"key": key, "inputs": self.records[name], **self._encode(name, digest(key))}
         except ValueError as error:
             raise ValueError(f"split {name}: {error}") from None
 
     def _encode(self, name: str, key: str) -> dict[str, Any]:
-        """Writes the stores of a split; returns its counts."""
-        sides = self.config.sides
-        vocabularies = [self.description["sides"][side] for side in sides]
-        meter = _Meter(name, self.records[name], self.report)
+        """Writes the stores of a split. Returns its counts."""
+        fields = self.config.fields
+        vocabularies = [self.description["fields"][field] for field in fields]
+        meter = _ProgressMeter(name, self.records[name], self.report)
         read, unknown, skipped = 0, Counter[str](), Counter({EMPTY: 0, OVER_LONG: 0})
         with ExitStack() as stack:
             writers = []
-            for side, vocabulary in zip(sides, vocabularies, strict=True):
+            for field, vocabulary in zip(fields, vocabularies, strict=True):
                 tokenizer = self.description["tokenizers"][vocabulary]
                 meta = {"key": key, "tokenizer": tokenizer["fingerprint"]}
                 meta["input"] = [record["sha256"] for record in self.records[name]]
-                path = self.folder / f"{name}.{side}"
+                path = self.folder / f"{name}.{field}"
                 writers.append(stack.enter_context(TokenWriter(path, dtype_for(tokenizer["size"]), meta)))
-            for chunk in self._chunks(name, vocabularies, meter.position):
+            for chunk in self._chunks(name, vocabularies, meter.counter):
                 for i, writer in enumerate(writers):
                     writer.add_many(chunk.tokens[i], chunk.lengths[i])
-                    unknown[sides[i]] += chunk.unknown[i]
-                read += chunk.read
+                    unknown[fields[i]] += chunk.unknown[i]
+                read += chunk.num_read
                 skipped.update(chunk.skipped)
-                meter.show(read, sum(writer.total for writer in writers))
+                meter.update(read, sum(writer.total for writer in writers))
             if writers[0].count == 0:
                 reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
                 raise ValueError(f"no sample is left of {read:,}: {reasons}")
-        tokens = {side: writer.total for side, writer in zip(sides, writers, strict=True)}
-        unknowns = {side: unknown[side] for side in sides}
+        tokens = {field: writer.total for field, writer in zip(fields, writers, strict=True)}
+        unknowns = {field: unknown[field] for field in fields}
         counts = {"read": read, "samples": writers[0].count, "skipped": dict(skipped)}
         return {**counts, "tokens": tokens, "unknown": unknowns}
 
-    def _chunks(self, name: str, vocabularies: list[str], position: Position) -> Iterator[Encoded]:
-        source, sides, rules = self.config.splits[name], self.config.sides, self.config.rules
+    def _chunks(self, name: str, vocabularies: list[str], counter: ReadCounter) -> Iterator[TokenChunk]:
+        source, fields, rules = self.config.splits[name], self.config.fields, self.config.rules
         folders = [self.folder / vocabulary for vocabulary in vocabularies]
         if not source.is_ids:
-            return encoded_chunks(read_samples(source, sides, position), folders, rules, self._workers(name))
-        if len(source.files) != len(sides):
+            return encode_samples(read_samples(source, fields, counter), folders, rules, self._num_workers(name))
+        if len(source.files) != len(fields):
             files = ", ".join(source.files)
-            raise ValueError(f"{len(sides)} files of token numbers are needed ({', '.join(sides)}); got {files}")
-        return array_chunks(source.files, [load_tokenizer(folder) for folder in folders], rules)
+            raise ValueError(f"{len(fields)} files of token ids are needed ({', '.join(fields)}); got {files}")
+        return read_token_chunks(source.files, [load_tokenizer(folder) for folder in folders], rules)
 
-    def _workers(self, name: str) -> int:
+    def _num_workers(self, name: str) -> int:
         if self.workers is not None:
             return self.workers
         size = sum(record["size"] for record in self.records[name])
-        return 1 if size < SMALL else _cores()
-
-    def _write(self) -> None:
-        write_metadata(self.folder / DESCRIPTION, self.description)
+        return 1 if size < SMALL_INPUT else _num_cores()
 
 
-def _cores() -> int:
+def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Meter:
+class _ProgressMeter:
     """Reports how far a stage has come."""
 
-    def __init__(self, stage: str, records: list[dict[str, Any]], report: Report) -> None:
+    def __init__(self, stage: str, records: list[dict[str, Any]], report: ReportProgress) -> None:
         self.stage, self.report = stage, report
         self.total = sum(record["size"] for record in records)
-        self.position = Position()
+        self.counter = ReadCounter()
         self.start = time.monotonic()
 
-    def show(self, samples: int, tokens: int) -> None:
+    def update(self, samples: int, tokens: int) -> None:
         seconds = time.monotonic() - self.start
-        self.report(PrepareStatus(self.stage, samples, tokens, self.position.bytes, self.total, seconds))
+        self.report(PrepareStatus(self.stage, samples, tokens, self.counter.bytes, self.total, seconds))
 
 
-def _difference(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:
-    """Why something has to be done again, in words; None: nothing changed."""
+def _what_changed(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str | None:
+    """Returns in words why something has to be redone, or None if nothing changed."""
     if before is None:
         return "new"
     changed = [part for part in {**before, **now} if before.get(part) != now.get(part)]

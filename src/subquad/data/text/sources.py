@@ -1,7 +1,7 @@
-"""Where text comes from: parallel text files, one for each field of a sample, or one table with a column for each.
+"""Where text comes from: parallel text files, one for each field of a sample, or a table with a column for each field.
 
-Files may be compressed with gzip, whatever they are called. A line ends with "\\n" or "\\r\\n" and with nothing else:
-what other programs take for line ends (U+2028, form feeds) stays inside. Mistakes name the file and the line.
+Files may be compressed with gzip, whatever their names are. A line ends with "\\n" or "\\r\\n" and nothing else: what
+other programs take for line ends (U+2028, form feeds) is a part of the line. Errors name the file and the line.
 """
 
 import csv
@@ -9,7 +9,7 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, cast
@@ -19,11 +19,12 @@ from pydantic import Field, model_validator
 from subquad.config import Options, nearest
 from subquad.data.fairseq.index import INDEX, data_path
 from subquad.data.hub import HUB, load_hub
+from subquad.files import checksum, digest
 from subquad.packages import require
 
 GZIP_MAGIC = b"\x1f\x8b"
-MOST_LINE = 1 << 30
-"""Bytes of a line, which is held in memory: a gzip file of a megabyte can have one of a gigabyte."""
+MAX_LINE_BYTES = 1 << 30
+"""The longest line. Lines are held in memory, and a gzip file of a megabyte can hold a line of a gigabyte."""
 Format = Literal["text", "tsv", "csv", "jsonl", "parquet", "ids"]
 SUFFIXES: dict[str, Format] = {
     ".tsv": "tsv",
@@ -38,22 +39,24 @@ SUFFIXES: dict[str, Format] = {
 
 
 class TextSource(Options):
-    """Files of samples. A string is one file, a list of strings is several."""
+    """The files of a split. A string stands for one file, and a list of strings for several."""
 
     files: tuple[str, ...] = Field(
         min_length=1,
-        description="one text file (or .npy, .npz, fairseq's .idx of token numbers) for each field, one table, or "
-        "hub:NAME for a data set of the hub",
+        description="One text file for each field, or one file of token ids for each (.npy, .npz or fairseq's .idx), "
+        "or one table, or hub:NAME for a data set of the Hugging Face hub.",
     )
     columns: tuple[int | str, ...] = Field(
-        (), description="of a table: a name or a number from 1 for each field; default: the first ones"
+        (), description="The columns of a table, by name or by number from 1. By default the first columns are used."
     )
-    format: Format | None = Field(None, description="default: by the name of the file")
+    format: Format | None = Field(None, description="The format of the files. By default their names decide.")
     header: bool | None = Field(
-        None, description="whether a TSV or CSV file begins with names of columns; default: when columns are named"
+        None,
+        description="Whether a TSV or CSV file begins with the names of its columns. By default it does if `columns` "
+        "has names.",
     )
-    subset: str | None = Field(None, description="configuration of a hub data set")
-    split: str | None = Field(None, description="split of a hub data set, such as train or test[:1000]")
+    subset: str | None = Field(None, description="The configuration of a hub data set.")
+    split: str | None = Field(None, description="The split of a hub data set, such as train or test[:1000].")
 
     @model_validator(mode="before")
     @classmethod
@@ -68,14 +71,8 @@ class TextSource(Options):
 
     @property
     def is_ids(self) -> bool:
-        """Whether the files hold numbers of tokens instead of text."""
+        """Whether the files hold token ids instead of text."""
         return not self.is_hub and self.kind == "ids"
-
-    @property
-    def contents(self) -> list[str]:
-        """All files that are read: an index of fairseq's has its numbers beside it."""
-        beside = [str(data_path(path)) for path in self.files if self.is_ids and path.endswith(INDEX)]
-        return [*self.files, *beside]
 
     @property
     def kind(self) -> Format:
@@ -94,22 +91,43 @@ class TextSource(Options):
         if any(isinstance(column, int) and column < 1 for column in self.columns):
             raise ValueError(f"columns are numbered from 1, got {list(self.columns)}")
 
+    def reading_options(self) -> dict[str, Any]:
+        """Returns how the files are read: all options except the paths of the files."""
+        return {**self.model_dump(mode="json", exclude={"files"}), "format": self.kind}
 
-Spec = TextSource | Mapping[str, Any] | Sequence[str | Path] | str | Path
+    def content_records(self, known: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+        """Returns a record of the content of each file (see `file_record`), or one record for a hub data set."""
+        if self.is_hub:
+            data_set = load_hub(self.files[0], self.subset, self.split)
+            content = {"rows": len(data_set), "cache": str(getattr(data_set, "_fingerprint", ""))}
+            return [{"path": self.files[0], "size": 0, "sha256": digest(content)}]
+        known = list(known)
+        # An index of fairseq's has its token ids in a second file beside it.
+        data_files = [str(data_path(path)) for path in self.files if self.is_ids and path.endswith(INDEX)]
+        return [file_record(path, known) for path in [*self.files, *data_files]]
 
 
-def as_source(spec: Spec) -> TextSource:
-    """A source from what a user may write: a config, its options, one path or several."""
-    if isinstance(spec, TextSource):
-        return spec
-    if isinstance(spec, Mapping):
-        return TextSource.parse("source", spec)
-    paths = [spec] if isinstance(spec, str | Path) else spec
-    return TextSource.parse("source", {"files": [str(path) for path in paths]})
+def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Returns path, size, modification time and SHA-256 of a file.
+
+    The file is read only if no record in `known` has the same path, size and modification time.
+    """
+    try:
+        status = Path(path).stat()
+    except FileNotFoundError:
+        several = "; write several files as a list: [a, b]" if "," in str(path) else ""
+        raise ValueError(f"{path}: there is no such file{several}") from None
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder, but a file is needed")
+    quick = {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+    for record in known:
+        if all(record.get(key) == value for key, value in quick.items()) and "sha256" in record:
+            return {**quick, "sha256": record["sha256"]}
+    return {**quick, "sha256": checksum(Path(path))}
 
 
-class Position:
-    """How far reading has come: bytes taken from the disk, of all files opened with it."""
+class ReadCounter:
+    """Counts the bytes that were read from disk, over all files that are opened with it."""
 
     def __init__(self) -> None:
         self._closed = 0
@@ -120,7 +138,7 @@ class Position:
 
     def leave(self, file: IO[bytes]) -> None:
         self._open.remove(file)
-        if not file.closed:  # a reader that an error left behind may be collected after its file
+        if not file.closed:  # a reader that an error left behind may be garbage-collected after its file
             self._closed += file.tell()
 
     @property
@@ -128,24 +146,14 @@ class Position:
         return self._closed + sum(file.tell() for file in self._open)
 
 
-def read_pairs(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Pairs (source, target), from two parallel files or two columns."""
-    return cast(Iterator[tuple[str, str]], read_samples(as_source(spec), ("source", "target")))
-
-
-def read_labelled(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Pairs (label, text), from two parallel files or two columns."""
-    return cast(Iterator[tuple[str, str]], read_samples(as_source(spec), ("label", "text")))
-
-
 def read_samples(
-    source: TextSource, fields: Sequence[str], position: Position | None = None
+    source: TextSource, fields: Sequence[str], counter: ReadCounter | None = None
 ) -> Iterator[tuple[str, ...]]:
-    """Samples with one string for each of `fields`. No samples at all is an error."""
+    """Yields samples, which are tuples with one string for each of `fields`. A source without samples is an error."""
     if source.is_ids:
-        raise ValueError(f"{source.files[0]} holds numbers of tokens, where text is needed")
+        raise ValueError(f"{source.files[0]} holds token ids, but text is needed")
     if source.is_hub or source.kind != "text":
-        samples = _table(source, fields, position)
+        samples = _table_samples(source, fields, counter)
     elif source.columns or source.header is not None:
         raise ValueError(f"{source.files[0]} is plain text; columns and header need format=tsv, csv, jsonl or parquet")
     elif len(source.files) != len(fields):
@@ -154,7 +162,7 @@ def read_samples(
             f"{len(fields)} text files are needed ({', '.join(fields)}) or one table (format=tsv, ...); got {files}"
         )
     else:
-        samples = _parallel(source.files, position)
+        samples = _parallel_samples(source.files, counter)
     first = next(samples, None)
     if first is None:
         raise ValueError(f"{', '.join(source.files)}: empty, there are no samples")
@@ -162,9 +170,9 @@ def read_samples(
     yield from samples
 
 
-def read_lines(path: str | Path, position: Position | None = None) -> Iterator[str]:
-    """Lines of a text file without their ends. Invalid UTF-8 is an error that names the line."""
-    for number, raw in enumerate(_raw_lines(path, position), 1):
+def read_lines(path: str | Path, counter: ReadCounter | None = None) -> Iterator[str]:
+    """Yields the lines of a text file without their ends. Invalid UTF-8 is an error that names the line."""
+    for number, raw in enumerate(_raw_lines(path, counter), 1):
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
@@ -176,39 +184,39 @@ def read_lines(path: str | Path, position: Position | None = None) -> Iterator[s
         yield line.removeprefix("\ufeff") if number == 1 else line
 
 
-def _raw_lines(path: str | Path, position: Position | None) -> Iterator[bytes]:
-    with _opened(path, position) as file:
+def _raw_lines(path: str | Path, counter: ReadCounter | None) -> Iterator[bytes]:
+    with _open_file(path, counter) as file:
         try:
-            while line := file.readline(MOST_LINE):
-                if len(line) == MOST_LINE:
-                    raise ValueError(f"{path} has a line of more than {MOST_LINE:,} bytes")
+            while line := file.readline(MAX_LINE_BYTES):
+                if len(line) == MAX_LINE_BYTES:
+                    raise ValueError(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes")
                 yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
 
 
 @contextmanager
-def _opened(path: str | Path, position: Position | None) -> Iterator[IO[bytes]]:
+def _open_file(path: str | Path, counter: ReadCounter | None) -> Iterator[IO[bytes]]:
     try:
         raw = open(path, "rb")  # noqa: SIM115
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
     except IsADirectoryError:
-        raise ValueError(f"{path} is a folder, a file is needed") from None
+        raise ValueError(f"{path} is a folder, but a file is needed") from None
     with raw:
-        if position is not None:
-            position.enter(raw)
+        if counter is not None:
+            counter.enter(raw)
         try:
-            # The two bytes cannot begin a text in UTF-8, so nothing else is taken for gzip.
-            packed = raw.peek(2)[:2] == GZIP_MAGIC
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
+            # Text in UTF-8 cannot begin with these two bytes, so nothing else is taken for gzip.
+            is_gzip = raw.peek(2)[:2] == GZIP_MAGIC
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if is_gzip else raw
         finally:
-            if position is not None:
-                position.leave(raw)
+            if counter is not None:
+                counter.leave(raw)
 
 
-def _parallel(files: Sequence[str], position: Position | None) -> Iterator[tuple[str, ...]]:
-    readers = [read_lines(path, position) for path in files]
+def _parallel_samples(files: Sequence[str], counter: ReadCounter | None) -> Iterator[tuple[str, ...]]:
+    readers = [read_lines(path, counter) for path in files]
     for sample in itertools.zip_longest(*readers):
         if None in sample:
             counts = [f"{path} has {sum(1 for _ in read_lines(path)):,} lines" for path in files]
@@ -219,10 +227,10 @@ def _parallel(files: Sequence[str], position: Position | None) -> Iterator[tuple
 # ---------------------------------------------------------------------- tables
 
 Row = tuple[str, Any]
-"""Where it stands, for messages, and what it holds: a list of columns, or a mapping by name."""
+"""The place of a row, for messages, and its content: a list of columns, or a mapping from names to values."""
 
 
-def _table(source: TextSource, fields: Sequence[str], position: Position | None) -> Iterator[tuple[str, ...]]:
+def _table_samples(source: TextSource, fields: Sequence[str], counter: ReadCounter | None) -> Iterator[tuple[str, ...]]:
     columns = source.columns
     if columns and len(columns) != len(fields):
         needed = f"{len(fields)} columns are needed ({', '.join(fields)})"
@@ -230,73 +238,73 @@ def _table(source: TextSource, fields: Sequence[str], position: Position | None)
     if source.is_hub:
         rows = _hub_rows(source)
     elif source.kind == "jsonl":
-        rows = _json_rows(source.files[0], position)
+        rows = _json_rows(source.files[0], counter)
     elif source.kind == "parquet":
         rows = _parquet_rows(source.files[0])
     else:
-        rows = _delimited_rows(source, position)
+        rows = _delimited_rows(source, counter)
     wanted = columns or tuple(range(1, len(fields) + 1))
-    for where, row in rows:
-        yield tuple(_cell(where, row, column) for column in wanted)
+    for place, row in rows:
+        yield tuple(_cell_text(place, row, column) for column in wanted)
 
 
-def _cell(where: str, row: Any, column: int | str) -> str:
-    """The text of a column. A mapping is searched by name, also inside: "translation.de"."""
+def _cell_text(place: str, row: Any, column: int | str) -> str:
+    """Returns the text in a column. Names may lead into nested mappings: "translation.de"."""
     if isinstance(row, Mapping):
-        value = _look_up(where, row, column)
+        value = _look_up(place, row, column)
     else:
         assert isinstance(column, int)
         if column > len(row):
-            raise ValueError(f"{where}: there is no column {column}, only {len(row)}")
+            raise ValueError(f"{place}: there is no column {column}, only {len(row)}")
         value = row[column - 1]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise ValueError(f"{where}: column {column} holds {value!r}, a text is needed")
+        raise ValueError(f"{place}: column {column} holds {value!r}, but text is needed")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"{where}: column {column} holds half a surrogate pair, which is no text")
+        raise ValueError(f"{place}: column {column} holds half of a surrogate pair, which is no valid text")
     return value
 
 
-def _look_up(where: str, row: Mapping[str, Any], column: int | str) -> Any:
+def _look_up(place: str, row: Mapping[str, Any], column: int | str) -> Any:
     if isinstance(column, int):
         if column > len(row):
-            raise ValueError(f"{where}: there is no column {column}, only {len(row)}: {', '.join(row)}")
+            raise ValueError(f"{place}: there is no column {column}, only {len(row)}: {', '.join(row)}")
         return list(row.values())[column - 1]
     if column in row:
         return row[column]
     outer, _, inner = column.partition(".")
     if inner and isinstance(row.get(outer), Mapping):
-        return _look_up(where, row[outer], inner)
-    raise ValueError(f"{where}: there is no column {column!r}{nearest(column, row)} It has {', '.join(map(str, row))}.")
+        return _look_up(place, row[outer], inner)
+    raise ValueError(f"{place}: there is no column {column!r}{nearest(column, row)} It has {', '.join(map(str, row))}.")
 
 
-def _delimited_rows(source: TextSource, position: Position | None) -> Iterator[Row]:
+def _delimited_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[Row]:
     path = source.files[0]
     named = any(isinstance(column, str) for column in source.columns)
     if named and source.header is False:
         raise ValueError(f"{path}: without a header its columns are numbers from 1, got {list(source.columns)}")
-    rows = _csv_rows(path, position) if source.kind == "csv" else _tsv_rows(path, position)
+    rows = _csv_rows(path, counter) if source.kind == "csv" else _tsv_rows(path, counter)
     if not (named if source.header is None else source.header):
         yield from rows
         return
-    where, names = next(rows, (path, []))
+    place, names = next(rows, (path, []))
     if len(set(names)) < len(names):
-        raise ValueError(f"{where}: two columns have the same name; give header=false and numbers")
-    for where, row in rows:
+        raise ValueError(f"{place}: two columns have the same name; give header=false and numbers")
+    for place, row in rows:
         if len(row) != len(names):
-            raise ValueError(f"{where}: {len(row)} columns, but the header names {len(names)}")
-        yield where, dict(zip(names, row, strict=True))
+            raise ValueError(f"{place}: {len(row)} columns, but the header names {len(names)}")
+        yield place, dict(zip(names, row, strict=True))
 
 
-def _tsv_rows(path: str, position: Position | None) -> Iterator[tuple[str, list[str]]]:
-    for number, line in enumerate(read_lines(path, position), 1):
+def _tsv_rows(path: str, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
+    for number, line in enumerate(read_lines(path, counter), 1):
         yield f"{path}, line {number}", line.split("\t")
 
 
-def _csv_rows(path: str, position: Position | None) -> Iterator[tuple[str, list[str]]]:
+def _csv_rows(path: str, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
     csv.field_size_limit(2**31 - 1)  # documents are longer than the module's default of 128 KB
-    reader = csv.reader((line + "\n" for line in read_lines(path, position)), strict=True)
+    reader = csv.reader((line + "\n" for line in read_lines(path, counter)), strict=True)
     try:
         for row in reader:
             yield f"{path}, line {reader.line_num}", row
@@ -304,16 +312,16 @@ def _csv_rows(path: str, position: Position | None) -> Iterator[tuple[str, list[
         raise ValueError(f"{path}, line {reader.line_num}: not CSV, {error}") from None
 
 
-def _json_rows(path: str, position: Position | None) -> Iterator[Row]:
-    for number, line in enumerate(read_lines(path, position), 1):
-        where = f"{path}, line {number}"
+def _json_rows(path: str, counter: ReadCounter | None) -> Iterator[Row]:
+    for number, line in enumerate(read_lines(path, counter), 1):
+        place = f"{path}, line {number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # no JSON, or a number of thousands of digits
-            raise ValueError(f"{where}: not JSON, {error}") from None
+            raise ValueError(f"{place}: not JSON, {error}") from None
         if not isinstance(row, Mapping):
-            raise ValueError(f"{where}: a JSON object is needed, got {line[:40]}")
-        yield where, row
+            raise ValueError(f"{place}: a JSON object is needed, got {line[:40]}")
+        yield place, row
 
 
 def _parquet_rows(path: str) -> Iterator[Row]:

@@ -1,22 +1,25 @@
-"""Sentences of tokens in files that are mapped into memory: opening costs the same for ten tokens and for 10^9.
+"""Token ids in memory-mapped files, and the folder of such files that `prepare_text` writes.
 
-    <path>.tokens   all sentences one after the other, little-endian uint16 or uint32
-    <path>.index    int64, little-endian, n + 1 offsets into the tokens; sentence i is tokens[index[i]:index[i + 1]]
-    <path>.json     format, dtype, counts, checksums, and what the writer was told about input and tokenizer
+    <path>.tokens   the ids of all sentences one after the other, little-endian uint16 or uint32
+    <path>.index    n + 1 offsets into the tokens, little-endian int64; sentence i is tokens[index[i]:index[i + 1]]
+    <path>.json     format, dtype, counts, checksums, and what the writer was told about the input and the tokenizer
 
-Sentences are stored without special symbols.
+Opening a store takes the same time for ten tokens and for 10^9. Sentences are stored without special tokens.
 """
 
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from subquad.config import nearest
+from subquad.data.tokenizers import Tokenizer, load_tokenizer
 from subquad.files import CHECKSUM, checksum, read_metadata, replace_synced, wrap_corrupt_data_errors, write_metadata
 
 FORMAT = "subquad tokens 1"
@@ -24,14 +27,23 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 OFFSET = np.dtype("<i8")
 BUFFERED_TOKENS = 1 << 20
 
+DESCRIPTION, DESCRIPTION_FORMAT = "data.json", 2
+ENTRIES = ("task", "fields", "splits", "tokenizers", CHECKSUM)
+FIELDS: dict[str, tuple[str, ...]] = {
+    "translation": ("source", "target"),
+    "language-model": ("text",),
+    "classification": ("label", "text"),
+}
+"""The fields of a sample of each task."""
+
 
 def dtype_for(size: int) -> str:
-    """The narrowest type for a vocabulary of `size` symbols."""
+    """Returns the narrowest type that can hold the ids of a vocabulary of `size` tokens."""
     return "uint16" if size <= 1 << 16 else "uint32"
 
 
 class TokenWriter:
-    """Writes a store; used as a context. The files get their names at its end, and only if all went well.
+    """Writes a store. It is a context manager; the files get their final names at its end if nothing went wrong.
 
     with TokenWriter(path, "uint16", {"tokenizer": tokenizer.fingerprint()}) as writer:
         writer.add(ids)
@@ -50,19 +62,19 @@ class TokenWriter:
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._names = {part: _temporary(self.path, part) for part in ("tokens", "index")}
+        self._names = {part: _temporary_path(self.path, part) for part in ("tokens", "index")}
         self._files = {part: name.open("wb") for part, name in self._names.items()}
         self._sums = {part: hashlib.sha256() for part in self._names}
         self._write("index", np.zeros(1, OFFSET))
         return self
 
     def add(self, ids: Sequence[int] | np.ndarray) -> None:
-        """Appends one sentence."""
+        """Appends one sentence, given by its token ids."""
         tokens = np.asarray(ids, dtype=np.int64)
         self.add_many(tokens, np.array([len(tokens)]))
 
     def add_many(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Appends sentences that stand one after the other in `tokens`."""
+        """Appends several sentences, whose ids stand one after the other in `tokens`; `lengths` is (n,)."""
         assert tokens.ndim == 1
         assert int(lengths.sum()) == len(tokens)
         limit = np.iinfo(DTYPES[self.dtype]).max
@@ -83,10 +95,10 @@ class TokenWriter:
         try:
             if kind is None:
                 self._publish()
-        finally:  # what a full disk could not take must not stay on it
+        finally:  # temporary files must not fill up the disk after an error
             for name, file in zip(self._names.values(), self._files.values(), strict=True):
                 name.unlink(missing_ok=True)
-                with suppress(OSError):  # what is left to write is not wanted any more
+                with suppress(OSError):  # closing may try to write the rest, which is not needed any more
                     file.close()
 
     def _publish(self) -> None:
@@ -102,10 +114,10 @@ class TokenWriter:
             "sha256": {part: value.hexdigest() for part, value in self._sums.items()},
         }
         # An old description must not stand beside new tokens, not even for a moment.
-        _named(self.path, "json").unlink(missing_ok=True)
+        _part_path(self.path, "json").unlink(missing_ok=True)
         for part, name in self._names.items():
-            replace_synced(name, _named(self.path, part))
-        write_metadata(_named(self.path, "json"), description)
+            replace_synced(name, _part_path(self.path, part))
+        write_metadata(_part_path(self.path, "json"), description)
 
     def _flush(self) -> None:
         if self._buffer:
@@ -121,7 +133,7 @@ class TokenWriter:
 
 
 class TokenStore:
-    """Sentences of a store, read on demand: `store[i]` is a 1-D view of the memory map."""
+    """The sentences of a store. `store[i]` is a 1-D view of the memory map with the ids of sentence i."""
 
     def __init__(self, path: Path, meta: dict[str, Any], tokens: np.ndarray, index: np.ndarray) -> None:
         self.path, self.meta = path, meta
@@ -130,15 +142,15 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """Checks the description and the sizes of the files, and reads nothing else."""
+        """Opens a store. It checks the description and the sizes of the files, and reads nothing else."""
         path = Path(path)
-        name = _named(path, "json")
+        name = _part_path(path, "json")
         meta = read_metadata(name, FORMAT, "token store", [CHECKSUM])
         with wrap_corrupt_data_errors(str(name)):
-            tokens = _map(_named(path, "tokens"), DTYPES[meta["dtype"]], meta["tokens"])
-            index = _map(_named(path, "index"), OFFSET, meta["sentences"] + 1)
+            tokens = _memory_map(_part_path(path, "tokens"), DTYPES[meta["dtype"]], meta["tokens"])
+            index = _memory_map(_part_path(path, "index"), OFFSET, meta["sentences"] + 1)
         if index[0] != 0 or index[-1] != len(tokens):
-            raise ValueError(f"{_named(path, 'index')} is damaged: it does not end where the tokens end")
+            raise ValueError(f"{_part_path(path, 'index')} is damaged: it does not end where the tokens end")
         return cls(path, meta, tokens, index)
 
     def __len__(self) -> int:
@@ -146,33 +158,110 @@ class TokenStore:
 
     def __getitem__(self, number: int) -> np.ndarray:
         if not -len(self) <= number < len(self):
-            raise IndexError(f"{self.path} has {len(self)} sentences, there is none with number {number}")
+            raise IndexError(f"{self.path} has {len(self)} sentences, but number {number} was asked for")
         number %= len(self)
         return self.tokens[self.index[number] : self.index[number + 1]]
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """(n,) int64: tokens of each sentence."""
+        """(n,) int64: the number of tokens of each sentence."""
         return np.diff(self.index).astype(np.int64, copy=False)
 
     def verify(self) -> None:
-        """Reads everything and compares checksums; a difference is a ValueError."""
+        """Reads all files and compares their checksums. A difference raises a ValueError that names the file."""
         for part, expected in self.meta["sha256"].items():
-            name = _named(self.path, part)
+            name = _part_path(self.path, part)
             if checksum(name) != expected:
                 raise ValueError(f"{name} is damaged: its checksum differs; prepare the data again")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).open, (self.path,)  # another process maps the files again instead of getting a copy
+        return type(self).open, (self.path,)  # another process maps the files instead of getting a copy of them
 
 
 def remove_store(path: str | Path) -> None:
-    """Deletes the files of a store, the description first; missing ones are no error."""
+    """Deletes the files of a store, the description first. Files that do not exist are no error."""
     for part in ("json", "tokens", "index"):
-        _named(Path(path), part).unlink(missing_ok=True)
+        _part_path(Path(path), part).unlink(missing_ok=True)
 
 
-def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
+# ---------------------------------------------------------------------- the folder of prepared text
+
+
+def prepared_for(task: str) -> str:
+    """Returns the task that text is prepared for: masked language models read the data of language models."""
+    return "language-model" if task == "masked-language-model" else task
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A folder of prepared text: a token store for each split and field, and the tokenizers.
+
+    changes: what the call of `prepare_text` that returned this object did, by tokenizer and split.
+    """
+
+    folder: Path
+    description: Mapping[str, Any]
+    changes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        return self.description["task"]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return FIELDS[self.task]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.description["splits"])
+
+    def skipped(self) -> dict[str, str]:
+        """Returns by split how many samples were skipped and why, in words. Other splits are not in the result."""
+        found = {}
+        for name, split in self.description["splits"].items():
+            if reasons := [f"{count:,} {reason}" for reason, count in split["skipped"].items() if count]:
+                found[name] = ", ".join(reasons)
+        return found
+
+    def store(self, split: str, field: str) -> TokenStore:
+        """Opens the token store of a split and field."""
+        for what, name, known in (("split", split, self.splits), ("field", field, self.fields)):
+            if name not in known:
+                hint = f"{nearest(name, known)} It has {', '.join(known)}"
+                raise ValueError(f"{self.folder} has no {what} {name!r}{hint}")
+        store = TokenStore.open(self.folder / f"{split}.{field}")
+        if store.meta["tokenizer"] != self._fingerprint(field):
+            raise ValueError(f"{store.path} was made with another tokenizer; prepare the data again")
+        return store
+
+    def verify(self) -> None:
+        """Reads all stores and compares their checksums. A difference raises a ValueError that names the file."""
+        for split in self.splits:
+            for name in self.fields:
+                self.store(split, name).verify()
+
+    def tokenizer(self, field: str) -> Tokenizer:
+        """Loads the tokenizer of a field."""
+        tokenizer = load_tokenizer(self.folder / self.description["fields"][field])
+        if tokenizer.fingerprint() != self._fingerprint(field):
+            raise ValueError(f"the tokenizer in {self.folder} is not the one of the data; prepare the data again")
+        return tokenizer
+
+    def _fingerprint(self, field: str) -> str:
+        return self.description["tokenizers"][self.description["fields"][field]]["fingerprint"]
+
+
+def open_prepared(folder: str | Path) -> PreparedText:
+    """Opens a folder that `prepare_text` wrote."""
+    folder = Path(folder)
+    description = read_metadata(folder / DESCRIPTION, DESCRIPTION_FORMAT, "prepared data", ENTRIES)
+    return PreparedText(folder, description)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def _memory_map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -185,9 +274,9 @@ def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
-def _named(path: Path, part: str) -> Path:
+def _part_path(path: Path, part: str) -> Path:
     return path.with_name(f"{path.name}.{part}")
 
 
-def _temporary(path: Path, part: str) -> Path:
+def _temporary_path(path: Path, part: str) -> Path:
     return path.with_name(f".{path.name}.{part}.{os.getpid()}")

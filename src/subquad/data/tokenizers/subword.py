@@ -1,82 +1,49 @@
-"""Pieces of words: BPE and unigram through the library `tokenizers`, trained here or from a file; SentencePiece models.
+"""Subword tokenizers: BPE and unigram models through the library `tokenizers`, and SentencePiece models.
 
-What is trained here works on bytes, so that no text is unknown and every text comes back as it was. A space is put
-before each text and taken away again: a word has the same pieces at the beginning as inside.
+The models that are trained here work on bytes, so no text is unknown and decoding gives every text back. Encoding puts
+a space before each text and decoding removes it, so a word has the same pieces at the beginning of a text as inside.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from subquad.data.tokenizers.base import SPECIAL_SYMBOLS, Tokenizer
+from subquad.data.tokenizers.base import NUM_SPECIAL, ROLES, SPECIAL_TOKENS, Tokenizer
+from subquad.files import read_bytes
 from subquad.packages import require
 
-ROLES = ("bos", "pad", "eos", "unk")
-SMALLEST = len(SPECIAL_SYMBOLS) + 256
+if TYPE_CHECKING:
+    from subquad.data.tokenizers import TokenizerConfig
+
+DEFAULT_VOCAB_SIZE = 8000
+MIN_VOCAB_SIZE = NUM_SPECIAL + 256
 SPELLINGS = {
     "bos": ("<s>", "<bos>", "[CLS]", "<|begin_of_text|>", "<|startoftext|>"),
     "pad": ("<pad>", "[PAD]", "<|pad|>"),
     "eos": ("</s>", "<eos>", "[SEP]", "<|end_of_text|>", "<|endoftext|>"),
     "unk": ("<unk>", "[UNK]"),
 }
-"""How tokenizers of others spell the special symbols, the most usual first."""
+"""How other tokenizers spell the special tokens; the most usual spelling comes first."""
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizer of the library `tokenizers`. Special symbols that a text happens to spell stay text."""
+    """Any tokenizer of the library `tokenizers`. Special tokens that a text happens to spell are treated as text."""
 
-    kind = "subword"
-
-    def __init__(self, content: bytes, what: str, numbers: Mapping[str, int]) -> None:
-        """content: a tokenizer.json. It is kept as it is: reading and writing scores changes their last digits."""
+    def __init__(self, content: bytes, path: str, special_ids: Mapping[str, int]) -> None:
+        """content: a tokenizer.json, which is kept byte by byte, because writing it anew would round its scores."""
         self._content = content
-        engine = _engine(content, what)
+        engine = _parse_json(content, path)
         engine.no_padding()
         engine.no_truncation()
-        engine.encode_special_tokens = True  # spelled in a text, they are text
+        engine.encode_special_tokens = True  # a special token that a text spells is text
         self._engine = engine
-        self.bos, self.pad, self.eos, self.unk = (numbers[role] for role in ROLES)
-        # Numbers may have gaps; what embeds them needs room up to the largest.
+        self.bos, self.pad, self.eos, self.unk = (special_ids[role] for role in ROLES)
+        # The ids may have gaps; an embedding needs rows up to the largest one.
         self.size = max(engine.get_vocab().values()) + 1
         special = {number for number, token in engine.get_added_tokens_decoder().items() if token.special}
-        self._hidden = (special | {self.bos, self.pad, self.eos}) - {self.unk}
-
-    @classmethod
-    def train(cls, kind: str, lines: Iterable[str], vocab_size: int) -> Self:
-        """kind: bpe or unigram. A small text may give fewer symbols than `vocab_size`."""
-        common: dict[str, Any] = {
-            "vocab_size": vocab_size,
-            "special_tokens": list(SPECIAL_SYMBOLS),
-            "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()),
-            "show_progress": False,
-        }
-        trainer: trainers.Trainer
-        if kind == "bpe":
-            engine, trainer = Engine(models.BPE()), trainers.BpeTrainer(**common)
-        else:
-            engine, trainer = Engine(models.Unigram()), trainers.UnigramTrainer(unk_token=SPECIAL_SYMBOLS[3], **common)
-        engine.normalizer = normalizers.Prepend(" ")
-        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        engine.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
-        engine.train_from_iterator(lines, trainer)
-        return cls(engine.to_str().encode(), kind, {role: number for number, role in enumerate(ROLES)})
-
-    @classmethod
-    def from_json(cls, data: bytes, what: str, symbols: Mapping[str, str]) -> Self:
-        """A tokenizer.json. `symbols` spells special symbols by role; those that the file lacks are added."""
-        engine = _engine(data, what)
-        numbers = {}
-        for role in ROLES:
-            spelled = (symbols[role],) if role in symbols else SPELLINGS[role]
-            known = [text for text in spelled if engine.token_to_id(text) is not None]
-            if not known and role in symbols:
-                raise ValueError(f"{what} has no symbol {symbols[role]!r}, which symbols.{role} names")
-            if not known:
-                engine.add_special_tokens([AddedToken(spelled[0], special=True, normalized=False)])
-            numbers[role] = engine.get_vocab()[(known or spelled)[0]]
-        return cls(engine.to_str().encode(), what, numbers)
+        self._not_decoded = (special | {self.bos, self.pad, self.eos}) - {self.unk}
 
     def encode(self, text: str) -> list[int]:
         return self._engine.encode(text, add_special_tokens=False).ids
@@ -85,10 +52,10 @@ class SubwordTokenizer(Tokenizer):
         return [found.ids for found in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        shown = [number for number in map(int, ids) if number not in self._hidden]
+        shown = [number for number in map(int, ids) if number not in self._not_decoded]
         return self._engine.decode(shown, skip_special_tokens=False)
 
-    def symbol(self, number: int) -> str:
+    def id_to_token(self, number: int) -> str:
         return self._engine.id_to_token(number) or f"<{number}>"
 
     def settings(self) -> dict[str, Any]:
@@ -102,17 +69,94 @@ class SubwordTokenizer(Tokenizer):
         return cls(files["tokenizer.json"], "tokenizer.json", settings)
 
 
-def _engine(data: bytes, what: str) -> Engine:
+def _parse_json(data: bytes, path: str) -> Engine:
     try:
         return Engine.from_buffer(data)
     except Exception as error:  # the library raises plain Exception
-        raise ValueError(f"{what} is no tokenizer.json: {error}") from None
+        raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+
+
+class BpeTokenizer(SubwordTokenizer):
+    """Byte-pair encoding: subwords that are trained by merging the most frequent pairs."""
+
+    kind = "bpe"
+    options = frozenset({"vocab_size"})
+
+    @classmethod
+    def needs_text(cls, config: "TokenizerConfig") -> bool:  # noqa: ARG003
+        return True
+
+    @classmethod
+    def check_config(cls, config: "TokenizerConfig") -> None:
+        if config.vocab_size is not None and config.vocab_size < MIN_VOCAB_SIZE:
+            raise ValueError(
+                f"tokenizer {cls.kind} needs a vocab_size of {MIN_VOCAB_SIZE} or more: "
+                f"256 bytes and {NUM_SPECIAL} special tokens"
+            )
+
+    @classmethod
+    def build(cls, config: "TokenizerConfig", lines: Iterable[str]) -> Self:
+        """Trains on `lines`. A small text may give a vocabulary smaller than `vocab_size`."""
+        common: dict[str, Any] = {
+            "vocab_size": config.vocab_size or DEFAULT_VOCAB_SIZE,
+            "special_tokens": list(SPECIAL_TOKENS),
+            "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()),
+            "show_progress": False,
+        }
+        engine, trainer = cls._untrained(common)
+        engine.normalizer = normalizers.Prepend(" ")
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        engine.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+        engine.train_from_iterator(lines, trainer)
+        return cls(engine.to_str().encode(), cls.kind, {role: number for number, role in enumerate(ROLES)})
+
+    @classmethod
+    def _untrained(cls, common: Mapping[str, Any]) -> tuple[Engine, trainers.Trainer]:
+        return Engine(models.BPE()), trainers.BpeTrainer(**common)
+
+
+class UnigramTokenizer(BpeTokenizer):
+    """A unigram language model: subwords that are trained by likelihood."""
+
+    kind = "unigram"
+
+    @classmethod
+    def _untrained(cls, common: Mapping[str, Any]) -> tuple[Engine, trainers.Trainer]:
+        return Engine(models.Unigram()), trainers.UnigramTrainer(unk_token=SPECIAL_TOKENS[3], **common)
+
+
+class JsonTokenizer(SubwordTokenizer):
+    """A tokenizer.json of the library `tokenizers`."""
+
+    kind = "file"
+    options = frozenset({"path", "special_tokens"})
+
+    @classmethod
+    def build(cls, config: "TokenizerConfig", lines: Iterable[str]) -> Self:  # noqa: ARG003
+        """Loads the file, and adds the special tokens that it lacks."""
+        path = str(config.path)
+        engine = _parse_json(read_bytes(path), path)
+        special_ids = {}
+        for role in ROLES:
+            given = config.special_tokens.get(role)
+            spellings = SPELLINGS[role] if given is None else (given,)
+            known = [token for token in spellings if engine.token_to_id(token) is not None]
+            if not known and given is not None:
+                raise ValueError(f"{path} has no token {given!r}, which special_tokens.{role} names")
+            if not known:
+                engine.add_special_tokens([AddedToken(spellings[0], special=True, normalized=False)])
+            special_ids[role] = engine.get_vocab()[(known or spellings)[0]]
+        return cls(engine.to_str().encode(), path, special_ids)
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model with its own numbers; special symbols that it lacks come after its pieces."""
+    """A SentencePiece .model file (needs the package sentencepiece).
+
+    It keeps its own ids. Special tokens that it lacks get the ids after its last piece.
+    """
 
     kind = "sentencepiece"
+    options = frozenset({"path"})
 
     def __init__(self, model: bytes) -> None:
         sentencepiece = require("sentencepiece", "tokenizer sentencepiece", "text")
@@ -120,7 +164,7 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             self._engine = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (RuntimeError, OSError) as error:
-            raise ValueError(f"no SentencePiece model: {error}") from None
+            raise ValueError(f"this is no SentencePiece model: {error}") from None
         self.size = self._engine.get_piece_size()
         for role in ROLES:
             number = getattr(self._engine, f"{role}_id")()
@@ -128,19 +172,20 @@ class SentencePieceTokenizer(Tokenizer):
                 number, self.size = self.size, self.size + 1
             setattr(self, role, number)
 
+    @classmethod
+    def build(cls, config: "TokenizerConfig", lines: Iterable[str]) -> Self:  # noqa: ARG003
+        return cls(read_bytes(str(config.path)))
+
     def encode(self, text: str) -> list[int]:
         return list(self._engine.encode(text))
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self._engine.decode(self._text_ids(ids))
+        return self._engine.decode(self._without_special(ids))
 
-    def symbol(self, number: int) -> str:
+    def id_to_token(self, number: int) -> str:
         if number < self._engine.get_piece_size():
             return self._engine.id_to_piece(number)
         return next(SPELLINGS[role][0] for role in ROLES if getattr(self, role) == number)
-
-    def settings(self) -> dict[str, Any]:
-        return {}
 
     def files(self) -> dict[str, bytes]:
         return {"sentencepiece.model": self._model}

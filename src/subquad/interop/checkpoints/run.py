@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from subquad.data.text.prepared import SIDES, prepared_for
+from subquad.data.text.store import FIELDS, prepared_for
 from subquad.data.tokenizers import Tokenizer
 from subquad.files import write_json
 from subquad.models import Model
@@ -87,7 +87,7 @@ def write_run(imported: ImportedRun, out: str | Path) -> Path:
     out = Path(out)
     if (out / RECIPE).exists():
         raise ValueError(f"{out} holds a run already; give another --out")
-    expected = set(SIDES.get(prepared_for(imported.task), ()))
+    expected = set(FIELDS.get(prepared_for(imported.task), ()))
     assert set(imported.tokenizers) == expected, f"{imported.task} has the tokenizers {sorted(expected)}"
     recipe = Recipe.parse("the imported recipe", _recipe(imported, out))
     out.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,11 @@ transformers: `pip install 'subquad[hf]'` brings it.
 
 import importlib.util
 
-from subquad.data.images.torchvision import import_torchvision
-from subquad.packages import require
+from subquad.packages import require, require_torchvision
 
 require("transformers", "a model in Hugging Face's format", "hf")
 if importlib.util.find_spec("torchvision") is not None:
-    import_torchvision()  # transformers imports it as well, and fails where its compiled part does not load
+    require_torchvision()  # transformers imports it as well, and fails where its compiled part does not load
 
 from transformers import (  # noqa: E402
     AutoConfig,

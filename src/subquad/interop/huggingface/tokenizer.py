@@ -14,7 +14,8 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from subquad.data.tokenizers import CLASSES, Tokenizer
+from subquad.data.tokenizers import Tokenizer
+from subquad.data.tokenizers.base import ROLES, restore_tokenizer
 from subquad.data.tokenizers.subword import SubwordTokenizer
 
 FILE = "subquad_tokenizer.json"
@@ -28,7 +29,7 @@ def converted(tokenizer: Tokenizer, eos: Side, longest: int | None = None) -> Pr
 
     longest: most tokens that the model reads, `eos` included; None: any number.
     """
-    symbols = {f"{role}_token": tokenizer.symbol(number) for role, number in _roles(tokenizer, eos).items()}
+    symbols = {f"{role}_token": tokenizer.id_to_token(number) for role, number in _roles(tokenizer, eos).items()}
     common: dict[str, Any] = {
         **symbols,
         "padding_side": "left" if eos == "before" else "right",
@@ -39,7 +40,7 @@ def converted(tokenizer: Tokenizer, eos: Side, longest: int | None = None) -> Pr
     }
     if not isinstance(tokenizer, SubwordTokenizer):
         common.pop("unk_token", None)  # decoding shows unknown words, and leaves special symbols out
-        return SubquadTokenizer(content=_packed(tokenizer), eos=eos, **common)
+        return SubquadTokenizer(content=_to_json(tokenizer), eos=eos, **common)
     engine = Engine.from_buffer(tokenizer.files()["tokenizer.json"])
     end = symbols["eos_token"]
     engine.post_processor = TemplateProcessing(
@@ -51,7 +52,7 @@ def converted(tokenizer: Tokenizer, eos: Side, longest: int | None = None) -> Pr
 
 def _roles(tokenizer: Tokenizer, eos: Side) -> dict[str, int]:
     """Numbers of the special symbols by role. What begins a text of a language model is `eos`."""
-    numbers = {role: getattr(tokenizer, role) for role in ("bos", "pad", "eos", "unk")}
+    numbers = {role: getattr(tokenizer, role) for role in ROLES}
     if eos == "before":
         numbers["bos"] = tokenizer.eos
     return {role: number for role, number in numbers.items() if number >= 0}
@@ -93,11 +94,11 @@ class SubquadTokenizer(Continuing, PreTrainedTokenizer):
             if vocab_file is None:
                 raise ValueError("a SubquadTokenizer is loaded with from_pretrained")
             content = json.loads(Path(vocab_file).read_text())
-        self.content, self.inner, self.eos_side = content, _unpacked(content), eos
+        self.content, self.inner, self.eos_side = content, _from_json(content), eos
         self.symbols: list[str] = []
         self.numbers: dict[str, int] = {}
         for number in range(self.inner.size):
-            symbol = self.inner.symbol(number)
+            symbol = self.inner.id_to_token(number)
             symbol = symbol if symbol not in self.numbers else f"{symbol}#{number}"
             self.symbols.append(symbol)
             self.numbers[symbol] = number
@@ -136,19 +137,13 @@ class SubquadTokenizer(Continuing, PreTrainedTokenizer):
         return (str(path),)
 
 
-def _packed(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A tokenizer as plain data: the hub fetches one file, not a folder."""
+def _to_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns a tokenizer as JSON-compatible data, because the hub fetches one file and not a folder."""
     files = {name: base64.b64encode(content).decode() for name, content in tokenizer.files().items()}
     settings = {"kind": tokenizer.kind, "settings": tokenizer.settings(), "files": files}
     return {**settings, "fingerprint": tokenizer.fingerprint()}
 
 
-def _unpacked(content: dict[str, Any]) -> Tokenizer:
-    kinds = {kind.kind: kind for kind in CLASSES}
-    if content.get("kind") not in kinds:
-        raise ValueError(f"unknown kind of tokenizer {content.get('kind')!r}; a newer subquad may know it")
+def _from_json(content: dict[str, Any]) -> Tokenizer:
     files = {name: base64.b64decode(text) for name, text in content["files"].items()}
-    tokenizer = kinds[content["kind"]].restore(content["settings"], files)
-    if tokenizer.fingerprint() != content["fingerprint"]:
-        raise ValueError(f"the tokenizer in {FILE} is damaged: its fingerprint differs")
-    return tokenizer
+    return restore_tokenizer(content, files, FILE)

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from subquad.data.tokenizers import Tokenizer
-from subquad.data.tokenizers.base import SPECIAL_SYMBOLS, decoded_text, file_bytes
-from subquad.data.tokenizers.fairseq import FairseqDictionary, SubwordCodes
-from subquad.data.tokenizers.simple import MosesTokenizer, WordTokenizer
+from subquad.data.tokenizers.base import NUM_SPECIAL
+from subquad.data.tokenizers.fairseq import FairseqDictionary, MosesTokenizer, SubwordCodes, WordTokenizer
+from subquad.files import decode_utf8, read_bytes
 from subquad.interop.checkpoints.fairseq import models as fairseq_models
 from subquad.interop.checkpoints.fairseq.optimizer import moments_of
 from subquad.interop.checkpoints.fairseq.settings import Sections, Settings, sections_of, settings_of
@@ -110,7 +110,7 @@ def _tokenizers(
             raise ValueError("a language model has one dictionary: name it with --dict-source alone")
         size = model.config.vocab - isinstance(model, MaskedLanguageModel)  # what hides words is in no dictionary
         dictionary = _dictionary("dict.txt", texts.dict_source, "--dict-source", places, size)
-        if codes is None and all(symbol.isdigit() for symbol in dictionary.symbols[len(SPECIAL_SYMBOLS) :]):
+        if codes is None and all(symbol.isdigit() for symbol in dictionary.symbols[NUM_SPECIAL:]):
             sections.notes.append(
                 "the dictionary's pieces are numbers, as of GPT-2's BPE: text goes in as such numbers"
             )
@@ -154,7 +154,7 @@ def _codes(places: list[Path], texts: TextFiles) -> str | None:
     path = texts.codes or next((place / name for place in places for name in CODES if (place / name).is_file()), None)
     if path is None:
         return None
-    codes = decoded_text(file_bytes(path), str(path))
+    codes = decode_utf8(read_bytes(path), str(path))
     SubwordCodes(codes, str(path))  # others, such as fastBPE's with a third column, are refused by the file's name
     return codes
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.data.tokenizers.simple import IdsTokenizer
+from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.files import read_yaml
 from subquad.interop.checkpoints.linformer import models as linformer_models
 from subquad.interop.checkpoints.run import ImportedRun, TextFiles
@@ -41,7 +41,7 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
         raise ValueError("this encoder of crybot/linformer stands alone: only its translation models are supported")
     config = _config(folder)
     found = linformer_models.model_from({**config, "pad": SYMBOLS["pad"]}, state).module
-    tokenizer = IdsTokenizer(state["linear.weight"].shape[0], SYMBOLS)
+    tokenizer = IdTokenizer(state["linear.weight"].shape[0], SYMBOLS)
     return ImportedRun(
         origin=f"crybot/linformer, {config['model'].get('type', 'model')}",
         task="translation",

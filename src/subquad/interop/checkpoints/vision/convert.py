@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from subquad.data.images.transforms import AugmentOptions
-from subquad.data.tokenizers.base import decoded_text, file_bytes
+from subquad.files import decode_utf8, read_bytes
 from subquad.interop.checkpoints.run import ImportedRun, TextFiles
 from subquad.interop.checkpoints.safe_pickle import options_of
 from subquad.interop.checkpoints.vision import models as vision_models
@@ -115,7 +115,7 @@ def _classes(path: Path, count: int) -> tuple[list[str], list[str]]:
     if not path.is_file():
         note = f"classes are called 0 to {count - 1}: with a {CLASSES} beside the checkpoint they have its names"
         return [str(number) for number in range(count)], [note]
-    names = decoded_text(file_bytes(path), str(path)).split("\n")
+    names = decode_utf8(read_bytes(path), str(path)).split("\n")
     names = [name.strip() for name in names if name.strip()]
     if len(names) != count or len(set(names)) != count:
         raise ValueError(f"{path} has {len(set(names))} names; the model has {count} classes")
