@@ -1,6 +1,9 @@
 """Tokenizers: texts come back, numbers are stable, what is saved is what is loaded, and mistakes are said."""
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+import subquad
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.fairseq import FairseqDictionary, SubwordCodes, post_process
 from subquad.data.tokenizers.simple import LabelTokenizer
@@ -322,3 +326,42 @@ def test_a_mistake_in_the_lines_comes_through(kind) -> None:
 def test_missing_files(kind) -> None:
     with pytest.raises(ValueError, match="nowhere: there is no such file"):
         build_tokenizer(TokenizerConfig(kind=kind, path="nowhere"))
+
+
+# ---------------------------------------------------------------------- a new kind
+
+NEW_KIND = '''"""Words in the opposite order."""
+
+from subquad.data.tokenizers.fairseq import WordTokenizer
+
+
+class BackwardsTokenizer(WordTokenizer):
+    """Words from the last to the first."""
+
+    kind = "backwards"
+
+    def encode(self, text):
+        return super().encode(text)[::-1]
+'''
+USE = """
+from pathlib import Path
+from subquad.data.tokenizers import TokenizerConfig, build_tokenizer, load_tokenizer
+from subquad.data.text.prepare import TextDataConfig, prepare_text
+
+folder = Path.cwd()
+tokenizer = build_tokenizer(TokenizerConfig.parse("tokenizer", {"kind": "backwards", "min_count": 1}), ["a b b"])
+assert tokenizer.encode("a b") == [4, 5], tokenizer.encode("a b")
+tokenizer.save(folder / "saved")
+assert load_tokenizer(folder / "saved").encode("a b") == [4, 5]
+(folder / "train.txt").write_text("a b b")
+options = {"task": "language-model", "splits": {"train": ["train.txt"]}, "tokenizer": {"kind": "backwards"}}
+prepared = prepare_text(TextDataConfig.parse("data", options), folder / "out")
+assert prepared.store("train", "text")[0].tolist() == [4, 4, 5]
+"""
+
+
+def test_a_new_kind_is_one_file(tmp_path: Path) -> None:
+    shutil.copytree(Path(subquad.__file__).parent, tmp_path / "subquad")
+    (tmp_path / "subquad/data/tokenizers/backwards.py").write_text(NEW_KIND)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, env=environment, check=True)

@@ -274,7 +274,7 @@ class WordTokenizer(Tokenizer):
 
 
 class MosesTokenizer(WordTokenizer):
-    """Moses tokenisation, subword-nmt codes and a dictionary of fairseq, as its published models (needs sacremoses).
+    """Moses tokenisation, subword-nmt codes and a dict.txt, as fairseq's published models use (needs sacremoses).
 
     Without a language the text is expected to be tokenised already, and decoding leaves it so.
     """
