@@ -179,7 +179,7 @@ def test_unreadable_images_are_counted(images: Path, capsys) -> None:
 
 def spoil_class(images: Path) -> str:
     (images / "train" / "owl").mkdir()
-    return "train: no image of 1 of the 3 classes: owl"
+    return "train has no image of 1 of the 3 classes: owl"
 
 
 def spoil_valid(images: Path) -> str:
