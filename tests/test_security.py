@@ -45,7 +45,7 @@ FORBIDDEN_MODULES = {
     *("cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "tarfile", "telnetlib", "ftplib", "smtplib"),
     *("socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "aiohttp", "xmlrpc", "code", "codeop", "pty"),
 }
-IMPORTS_BY_NAME = ("__init__.py", "packages.py", "kernels/", "mixers/")
+IMPORTS_BY_NAME = ("__init__.py", "packages.py", "kernels/", "mixers/", "data/tokenizers/__init__.py")
 """Where modules are imported by names that no recipe, run or checkpoint can give."""
 ONLY_IN: dict[str, dict[str, set[str]]] = {
     "calls": {
