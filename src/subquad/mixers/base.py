@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.config import Options
-from subquad.mixers.layout import Layout, RightPadding
+from subquad.mixers.layout import Layout, Padding, padding_tensor, zero_padding
 from subquad.mixers.registry import refuse, who_can, why_not
 from subquad.mixers.state import CrossState, State, fresh_lengths
 
@@ -213,15 +213,16 @@ class Mixer(nn.Module, Generic[ConfigT]):
         x: Tensor,
         *,
         context: Tensor | None = None,
-        padding: Tensor | None = None,
-        context_padding: Tensor | None = None,
+        padding: Tensor | Padding | None = None,
+        context_padding: Tensor | Padding | None = None,
         grid: tuple[int, int] | None = None,
         state: State | None = None,
     ) -> MixerOutput:
         """Mixes x (batch, time, channels), or reads `context` (batch, time', channels) with it.
 
-        padding, context_padding: (batch, time) bool, True = ignore; outputs there are zeros. grid: (H, W) with
-        H * W = time. state: from `init_state` or the previous call.
+        padding, context_padding: (batch, time) bool, True = ignore; outputs there are zeros. Layers that share one
+        compute `Padding.of` it once, and pass that. grid: (H, W) with H * W = time. state: from `init_state` or the
+        previous call.
         """
         self._check_tokens("x", x, padding)
         if grid is not None and grid[0] * grid[1] != x.shape[1]:
@@ -229,19 +230,19 @@ class Mixer(nn.Module, Generic[ConfigT]):
                 f"{self.name}: grid {tuple(grid)} has {grid[0] * grid[1]} cells, x has {x.shape[1]} tokens"
             )
         if context is not None or isinstance(state, CrossState):
-            return self._read_context(x, context, padding, context_padding, state)
+            return self._read_context(x, context, padding_tensor(padding), context_padding, state)
         if context_padding is not None:
             raise ValueError(f"{self.name}: context_padding was given without a context")
+        if state is None and grid is not None and self.sees_grid(grid):
+            return self._mix_grid(x, padding_tensor(padding), grid)
+        rows = Padding.of(padding) if padding is not None else None
         if state is not None:
-            return self._read_stream(x, padding, state)
-        if grid is not None and self.sees_grid(grid):
-            return self._mix_grid(x, padding, grid)
-        if padding is None:
+            return self._read_stream(x, rows, state)
+        if rows is None:
             y, aux = self.mix(x, Layout())
             return MixerOutput(y, None, aux)
-        right = RightPadding(padding)
-        y, aux = self.mix(right.pack(x), right.layout())
-        return MixerOutput(right.unpack(y), None, aux)
+        y, aux = self.mix(rows.pack(x), rows.layout)
+        return MixerOutput(rows.unpack(y), None, aux)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{key}={value!r}" for key, value in self.config.model_dump(exclude_defaults=True).items())
@@ -254,33 +255,32 @@ class Mixer(nn.Module, Generic[ConfigT]):
         if padding is None:
             y, aux = self.mix(x, Layout(grid=grid))
             return MixerOutput(y, None, aux)
-        valid = padding.logical_not() | padding.all(1, keepdim=True)
-        y, aux = self.mix(x.masked_fill(padding[..., None], 0), Layout(valid, grid))
-        return MixerOutput(y.masked_fill(padding[..., None], 0), None, aux)
+        mask = padding.logical_not() | padding.all(1, keepdim=True)
+        y, aux = self.mix(zero_padding(x, padding), Layout(mask, mask.logical_not(), grid=grid))
+        return MixerOutput(zero_padding(y, padding), None, aux)
 
-    def _read_stream(self, x: Tensor, padding: Tensor | None, state: State) -> MixerOutput:
+    def _read_stream(self, x: Tensor, padding: Padding | None, state: State) -> MixerOutput:
         reason = self.why_no_streaming()
         if reason is not None:
             raise ValueError(f"{reason}. {who_can('state')}")
         self._check_state(x, state, self.state_type)
-        right = RightPadding(padding) if padding is not None else None
         done, outputs = 0, []
-        given = right.pack(x) if right else x
+        given = padding.pack(x) if padding is not None else x
         short = self.max_step is None or x.shape[1] <= self.max_step  # a single token is, and splitting takes time
         for part in (given,) if short else given.split(self.max_step, dim=1):
-            new = (right.lengths - done).clamp(0, part.shape[1]) if right else None
+            new = (padding.lengths - done).clamp(0, part.shape[1]) if padding is not None else None
             y, state = self.step(part, new, state)
             outputs.append(y)
             done += part.shape[1]
         y = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
-        return MixerOutput(right.unpack(y) if right else y, state, None)
+        return MixerOutput(padding.unpack(y) if padding is not None else y, state, None)
 
     def _read_context(
         self,
         x: Tensor,
         context: Tensor | None,
         padding: Tensor | None,
-        context_padding: Tensor | None,
+        context_padding: Tensor | Padding | None,
         state: State | None,
     ) -> MixerOutput:
         reason = self.why_no_cross()
@@ -294,15 +294,15 @@ class Mixer(nn.Module, Generic[ConfigT]):
             self._check_tokens("context", context, context_padding)
             if context.shape[0] != x.shape[0]:
                 raise ValueError(f"{self.name}: x has {x.shape[0]} rows, its context {context.shape[0]}")
-            right = RightPadding(context_padding) if context_padding is not None else None
-            memory = self.remember(right.pack(context), right.layout()) if right else self.remember(context, Layout())
-        if padding is None:
-            y = self.recall(x, memory)
-        else:
-            y = self.recall(x.masked_fill(padding[..., None], 0), memory).masked_fill(padding[..., None], 0)
+            if context_padding is None:
+                memory = self.remember(context, Layout())
+            else:
+                rows = Padding.of(context_padding)
+                memory = self.remember(rows.pack(context), rows.layout)
+        y = zero_padding(self.recall(zero_padding(x, padding), memory), padding)
         return MixerOutput(y, memory if state is not None else None, None)
 
-    def _check_tokens(self, what: str, x: Tensor, padding: Tensor | None) -> None:
+    def _check_tokens(self, what: str, x: Tensor, padding: Tensor | Padding | None) -> None:
         dim = self.config.dim
         if x.dim() != 3 or x.shape[-1] != dim:
             raise ValueError(f"{self.name}: {what} must be (batch, time, {dim}), got {tuple(x.shape)}")
@@ -314,6 +314,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
                 f"{self.name}: {what} is {x.dtype}, the parameters are {dtype}; convert {what} or the mixer, or use "
                 "torch.autocast"
             )
+        padding = padding_tensor(padding)
         if padding is None:
             return
         if padding.dtype != torch.bool:

@@ -156,7 +156,7 @@ class EVA(WindowMixer[EVAConfig]):
         config, space = self.config, self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
         flat = self.projections(x)
-        lengths = layout.lengths(x) if layout.valid is not None and layout.grid is None else None
+        lengths = layout.lengths
         # what is turned by positions has means of its own
         even = self._even_chunk(covered, lengths) if self.fuses(flat, layout) and not config.rotary else None
         if even is not None:

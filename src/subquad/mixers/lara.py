@@ -148,7 +148,7 @@ class LARA(AttentionMixer[LARAConfig]):
         elif not tracing.is_symbolic(time) and time <= count:  # segments of one token each
             member = torch.eye(time, dtype=torch.bool, device=x.device)[None]
         else:
-            lengths = layout.lengths(x) if layout.valid is not None else torch.tensor([time], device=x.device)
+            lengths = layout.lengths_of(x) if layout.valid is not None else torch.tensor([time], device=x.device)
             member = segments(lengths, time, count)
         return member if layout.valid is None else member & layout.valid[:, None, :]
 

@@ -1,4 +1,7 @@
-"""Where the tokens of a batch are: lengths, grids, and how any padding becomes right padding."""
+"""Where the tokens of a batch are: masks, lengths, grids, and how any padding becomes right padding.
+
+Two polarities, one word for each: a `mask` is True at what counts, a `padding` is True at what is to be ignored.
+"""
 
 from typing import NamedTuple
 
@@ -11,19 +14,80 @@ from subquad.kernels import tracing
 class Layout(NamedTuple):
     """What a mechanism is told about the positions of `x`: (batch, time, channels).
 
-    `valid` (batch, time) is True at tokens, or None when every position is one. On a sequence the tokens of a row
-    come first, so that a row is described by its length; on a grid they may be anywhere. Every row has a token:
-    a fully padded one is presented as zeros that count.
+    `valid` (batch, time) is True at tokens, and `padding` the opposite; both are None when every position is a token.
+    On a sequence the tokens of a row come first, so that a row is described by its length: `lengths` (batch,) int64,
+    None when `valid` is. On a grid they may be anywhere, and there are no lengths. Every row has a token: a fully
+    padded one is presented as zeros that count.
     """
 
     valid: Tensor | None = None
+    padding: Tensor | None = None
+    lengths: Tensor | None = None
     grid: tuple[int, int] | None = None
 
-    def lengths(self, x: Tensor) -> Tensor:
-        """Tokens of each row: (batch,) int64."""
-        if self.valid is None:
-            return torch.full((x.shape[0],), x.shape[1], dtype=torch.int64, device=x.device)
-        return self.valid.sum(1)
+    def lengths_of(self, x: Tensor) -> Tensor:
+        """Tokens of each row of a sequence, padded or not: (batch,) int64."""
+        if self.lengths is not None:
+            return self.lengths
+        return torch.full((x.shape[0],), x.shape[1], dtype=torch.int64, device=x.device)
+
+
+class Padding(NamedTuple):
+    """Where a batch is padded, and everything that layers need to know about it. A stack computes it once for all.
+
+    padding: (batch, time) bool, True = ignore. lengths: (batch,) int64, tokens of each row, 0 where there is none.
+    layout: of the rows with their tokens moved to the front. place: (batch, time) int64, where each position's content
+    goes for that; None: everything stays where it is.
+    """
+
+    padding: Tensor
+    lengths: Tensor
+    layout: Layout
+    place: Tensor | None
+
+    @classmethod
+    def of(cls, padding: "Tensor | Padding") -> "Padding":
+        if isinstance(padding, Padding):
+            return padding
+        lengths = padding.logical_not().sum(1)
+        some = lengths.clamp(min=1)
+        mask = right_padded(some, padding.shape[1])
+        layout = Layout(mask, mask.logical_not(), some)
+        return cls(padding, lengths, layout, None if _is_right_already(padding) else _places(padding, lengths))
+
+    def of_front(self) -> "Padding":
+        """The padding of what `to_front` gives."""
+        if self.place is None:
+            return self
+        return Padding(right_padded(self.lengths, self.padding.shape[1]).logical_not(), self.lengths, self.layout, None)
+
+    def to_front(self, x: Tensor) -> Tensor:
+        """x (batch, time, channels) with the tokens of every row first, in their order, and all else behind them."""
+        if self.place is None:
+            return x
+        return torch.empty_like(x).scatter(1, self.place[..., None].expand_as(x), x)
+
+    def from_front(self, y: Tensor) -> Tensor:
+        """The inverse of `to_front`."""
+        return y if self.place is None else y.gather(1, self.place[..., None].expand_as(y))
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x (batch, time, channels), padded anywhere -> tokens first, zeros behind them."""
+        return self.to_front(zero_padding(x, self.padding))
+
+    def unpack(self, y: Tensor) -> Tensor:
+        """The inverse of `pack`; padded positions come back as zeros."""
+        return zero_padding(self.from_front(y), self.padding)
+
+
+def padding_tensor(padding: Tensor | Padding | None) -> Tensor | None:
+    """The bool tensor (batch, time), True = ignore, of either form that a padding is given in."""
+    return padding.padding if isinstance(padding, Padding) else padding
+
+
+def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
+    """x (batch, time, channels) with zeros where padding (batch, time) is True; None: nowhere."""
+    return x if padding is None else x.masked_fill(padding[..., None], 0)
 
 
 def right_padded(lengths: Tensor, time: int) -> Tensor:
@@ -31,37 +95,10 @@ def right_padded(lengths: Tensor, time: int) -> Tensor:
     return torch.arange(time, device=lengths.device) < lengths[:, None]
 
 
-class RightPadding:
-    """Moves the tokens of every row to its front, in order, and results back to where the tokens were.
-
-    place: (batch, time), where each position's content goes; None: everything stays where it is.
-    """
-
-    def __init__(self, padding: Tensor) -> None:
-        self.padding = padding
-        self.lengths = padding.logical_not().sum(1)
-        self.place = None if _is_right_already(padding) else self._places()
-
-    def layout(self) -> Layout:
-        return Layout(right_padded(self.lengths.clamp(min=1), self.padding.shape[1]))
-
-    def pack(self, x: Tensor) -> Tensor:
-        """x: (batch, time, channels), padded anywhere -> tokens first, zeros after them."""
-        cleared = x.masked_fill(self.padding[..., None], 0)
-        if self.place is None:
-            return cleared
-        return torch.empty_like(cleared).scatter(1, self.place[..., None].expand_as(x), cleared)
-
-    def unpack(self, y: Tensor) -> Tensor:
-        """The inverse of `pack`; padded positions come back as zeros."""
-        if self.place is not None:
-            y = y.gather(1, self.place[..., None].expand_as(y))
-        return y.masked_fill(self.padding[..., None], 0)
-
-    def _places(self) -> Tensor:
-        """Tokens keep their order, and so does what follows them. Counting instead of sorting: ONNX cannot sort so."""
-        token, other = self.padding.logical_not().cumsum(1) - 1, self.padding.cumsum(1) - 1
-        return torch.where(self.padding, self.lengths[:, None] + other, token)
+def _places(padding: Tensor, lengths: Tensor) -> Tensor:
+    """Tokens keep their order, and so does what follows them. Counting instead of sorting: ONNX cannot sort so."""
+    token, other = padding.logical_not().cumsum(1) - 1, padding.cumsum(1) - 1
+    return torch.where(padding, lengths[:, None] + other, token)
 
 
 def _is_right_already(padding: Tensor) -> bool:

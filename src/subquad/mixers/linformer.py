@@ -130,16 +130,16 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         of_values = rest[0] if rest else of_keys
         if self.config.order == "project-first":
             k, v = self.project_part(context, 1, 3)
-            if layout.valid is not None:  # tokens that are not there are zeros, but their projections are the biases
-                absent = layout.valid.logical_not()[:, None, :, None]
-                k, v = k.masked_fill(absent, 0), v.masked_fill(absent, 0)
+            if layout.padding is not None:  # padded positions are zeros, but their projections are the biases
+                padding = layout.padding[:, None, :, None]
+                k, v = k.masked_fill(padding, 0), v.masked_fill(padding, 0)
             k, v = of_keys @ k, of_values @ v
         elif self.config.share_kv:
             k, v = self.project_part(of_keys @ context, 1, 3)
         else:
             (k,) = self.project_part(of_keys @ context, 1, 2)
             (v,) = self.project_part(of_values @ context, 2, 3)
-        return LinformerContext(layout.lengths(context), k, v)
+        return LinformerContext(layout.lengths_of(context), k, v)
 
     def recall(self, x: Tensor, memory: LinformerContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)

@@ -123,9 +123,9 @@ class Performer(AttentionMixer[PerformerConfig]):
         self.projection = Projection(*sizes, config.projection) if self.feature_map.projected else None
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        self._check_length(x.shape[1] if layout.valid is None else layout.lengths(x))
+        self._check_length(x.shape[1] if layout.valid is None else layout.lengths_of(x))
         matrix = self.projection() if self.projection is not None else None
-        lengths = layout.lengths(x)
+        lengths = layout.lengths_of(x)
         if self.config.causal:
             fresh = self.new_state(x.shape[0], x.device, x.dtype)
             return self._advance(x, lengths if layout.valid is not None else None, fresh, matrix)[0], None
@@ -167,7 +167,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         with full_precision(context):
             values, counts = self._summed(k, v, matrix, layout.valid, None)
         kept = matrix.expand(context.shape[0], -1, -1, -1) if matrix is not None else None
-        return PerformerContext(layout.lengths(context), values, counts, kept)
+        return PerformerContext(layout.lengths_of(context), values, counts, kept)
 
     def recall(self, x: Tensor, memory: PerformerContext) -> Tensor:
         q = at_least_float32(self.project_part(x, 0, 1)[0])

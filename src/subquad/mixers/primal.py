@@ -130,7 +130,7 @@ class Primal(Mixer[PrimalConfig]):
             we, wr = at_least_float32(self.we), at_least_float32(self.wr)
             if self.config.causal:
                 return _project_on(qk.cumsum(2), we, wr)
-            positions = sample_positions(layout.lengths(x), self.config.samples)
+            positions = sample_positions(layout.lengths_of(x), self.config.samples)
             sampled = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
             tokens = at_least_float32(sampled).unflatten(-1, (self.config.heads, -1)).permute(0, 2, 3, 1)
             return _project_on(qk, tokens @ we, tokens @ wr)
@@ -150,11 +150,11 @@ class Primal(Mixer[PrimalConfig]):
         heads, batch = self.config.heads, scores.e.shape[0]
         with full_precision(scores.e):
             squares = scores.e.square() + scores.r.square()
-            if layout.valid is None:
+            if layout.padding is None or layout.lengths is None:
                 squares = squares.mean(2)
             else:
-                absent = layout.valid.logical_not()[:, None, :, None]
-                squares = squares.masked_fill(absent, 0).sum(2) / layout.valid.sum(1)[:, None, None]
+                squares = squares.masked_fill(layout.padding[:, None, :, None], 0).sum(2)
+                squares = squares / layout.lengths[:, None, None]
             energy = (at_least_float32(self.lam).square() * squares).sum((1, 2))
             if self.config.trace == "weights":
                 trace = (at_least_float32(self.we) * at_least_float32(self.wr)).sum()

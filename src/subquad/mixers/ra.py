@@ -40,31 +40,31 @@ class RA(AttentionMixer[RAConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         q, k, v = (at_least_float32(t) for t in self.project(x))
-        outside = None if layout.valid is None else layout.valid.logical_not()[:, None, None, :]
+        padding = None if layout.padding is None else layout.padding[:, None, None, :]
         with full_precision(x):
-            omega = q + self._proposed(q, k, layout, outside)
+            omega = q + self._proposed(q, k, layout, padding)
             if self.training:
                 omega = omega + noise.normal(omega.shape, omega)
             exponent = omega @ k.transpose(-1, -2) - k.square().sum(-1)[:, :, None, :] / 2
-            heads = _softmax(exponent * self.scale, outside) @ v
+            heads = _softmax(exponent * self.scale, padding) @ v
         return self.merge(heads), None
 
-    def _proposed(self, q: Tensor, k: Tensor, layout: Layout, outside: Tensor | None) -> Tensor:
+    def _proposed(self, q: Tensor, k: Tensor, layout: Layout, padding: Tensor | None) -> Tensor:
         """What moves each query towards the keys: (batch, heads, time or 1, d)."""
         if self.config.proposal == "mean":
-            if layout.valid is None:
+            if layout.valid is None or layout.lengths is None:
                 return k.mean(2, keepdim=True)
-            weight = layout.valid.to(k.dtype) / layout.valid.sum(1, keepdim=True)
+            weight = layout.valid.to(k.dtype) / layout.lengths[:, None]
             return weight[:, None, None, :] @ k
-        pi = _softmax(q @ k.transpose(-1, -2) * self.scale, outside)
+        pi = _softmax(q @ k.transpose(-1, -2) * self.scale, padding)
         if self.config.proposal == "softmax":
             return pi @ k
         index = noise.categorical(pi.detach())
         return k.gather(2, index[..., None].expand_as(q))
 
 
-def _softmax(logits: Tensor, outside: Tensor | None) -> Tensor:
-    """Over the keys of (batch, heads, time, time), of which those `outside` the row get no weight."""
-    if outside is not None:
-        logits = logits.masked_fill(outside, float("-inf"))
+def _softmax(logits: Tensor, padding: Tensor | None) -> Tensor:
+    """Over the keys of (batch, heads, time, time), of which padded ones (batch, 1, 1, time) get no weight."""
+    if padding is not None:
+        logits = logits.masked_fill(padding, float("-inf"))
     return logits.softmax(-1)

@@ -20,7 +20,7 @@ from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Mixer, MixerConfig
-from subquad.mixers.layout import Layout
+from subquad.mixers.layout import Layout, zero_padding
 from subquad.mixers.state import State, advanced, fresh_lengths, keep_last
 
 
@@ -115,10 +115,9 @@ class ShortConvMixer(Mixer[ShortConvConfigT]):
 
     def convolve(self, u: Tensor, layout: Layout, query: Tensor | None = None) -> Tensor:
         """u: (batch, time, conv_dim) -> the same shape. query: what taps are predicted from, u itself by default."""
-        if layout.valid is not None:
-            u = u.masked_fill(layout.valid.logical_not()[..., None], 0)
+        u = zero_padding(u, layout.padding)
         start = fresh_lengths(u.shape[0], u.device)
-        taps, softmax = self.taps_or_logits(u if query is None else query, start, layout.lengths(u))
+        taps, softmax = self.taps_or_logits(u if query is None else query, start, layout.lengths_of(u))
         return self._with_bias(tap_conv(u, taps, self.config.before, softmax=softmax))
 
     def convolve_step(

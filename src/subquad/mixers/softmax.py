@@ -134,7 +134,7 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
         k, v = self.project_part(context, 1, 3)
         if not torch.is_grad_enabled():  # many steps will read them
             k, v = k.contiguous(), v.contiguous()
-        return SoftmaxContext(layout.lengths(context), k, v, layout.valid is not None)
+        return SoftmaxContext(layout.lengths_of(context), k, v, layout.valid is not None)
 
     def recall(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
 from subquad.mixers import Mixer, MixerOutput, State
+from subquad.mixers.layout import Padding, padding_tensor
 from subquad.nn.feedforward import FeedForward
 
 
 class BlockInputs(NamedTuple):
-    """What blocks are told besides x: the same for every block of a stack."""
+    """What blocks are told besides x: the same for every block of a stack.
 
-    padding: Tensor | None = None
+    padding (batch, time) and context_padding (batch, time') are bool tensors, True = ignore. A stack computes what its
+    blocks need to know about them once, and passes that on.
+    """
+
+    padding: Tensor | Padding | None = None
     context: Tensor | None = None
-    context_padding: Tensor | None = None
+    context_padding: Tensor | Padding | None = None
     grid: tuple[int, int] | None = None
 
 
@@ -94,7 +99,7 @@ class Block(nn.Module):
     def _read(self, x: Tensor, inputs: BlockInputs, memory: State | None) -> MixerOutput:
         """Cross-attention. Rows that share a remembered context stand side by side, and read it as one long row."""
         assert self.cross is not None
-        shape, padding = x.shape, inputs.padding
+        shape, padding = x.shape, padding_tensor(inputs.padding)
         if memory is not None and inputs.context is None:
             x = x.reshape(memory.lengths.shape[0], -1, shape[2])
             padding = padding.reshape(x.shape[:2]) if padding is not None else None

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from subquad.config import Options, nearest
 from subquad.mixers import Mixer, State, build, mixer_class
+from subquad.mixers.layout import Padding
 from subquad.mixers.registry import refuse
 from subquad.mixers.state import fresh_lengths
 from subquad.nn.block import Block, BlockInputs, BlockState
@@ -235,6 +236,14 @@ class Stack(nn.Module):
         return StackState(fresh_lengths(batch, device), layers)
 
     def forward(self, x: Tensor, inputs: BlockInputs, state: StackState | None = None) -> Stacked:
+        # Tokens of padded rows are moved to the front here, once: all that blocks do besides mixing, they do to each
+        # position on its own. On a grid neighbours count, so everything stays in its cell.
+        rows = Padding.of(inputs.padding) if inputs.padding is not None and inputs.grid is None else None
+        if rows is not None:
+            x, inputs = rows.to_front(x), inputs._replace(padding=rows.of_front())
+        if inputs.context is not None and inputs.context_padding is not None:
+            source = Padding.of(inputs.context_padding)
+            inputs = inputs._replace(context=source.to_front(inputs.context), context_padding=source.of_front())
         layers: list[BlockState] = []
         regularisers: list[Tensor] = []
         for number, block in enumerate(self.blocks):
@@ -248,9 +257,11 @@ class Stack(nn.Module):
                 regularisers.append(aux)
         if self.norm is not None:
             x = self.norm(x)
+        if rows is not None:
+            x = rows.from_front(x)
         after = None
         if state is not None:
-            read = x.shape[1] if inputs.padding is None else inputs.padding.logical_not().sum(1)
+            read = x.shape[1] if inputs.padding is None else Padding.of(inputs.padding).lengths
             after = StackState(state.lengths + read, layers)
         return Stacked(x, after, torch.stack(regularisers) if regularisers else None)
 

@@ -1,0 +1,1 @@
+"""Tests of stacks and what they are made of."""
