@@ -88,10 +88,10 @@ class Mean(Mixer[MixerConfig]):
             y = self.ratio(totals)
         return y, MeanState(advanced(state.lengths, new, x.shape[1]), totals[:, -1].clone())
 
-    def remember(self, context: Tensor, layout: Layout) -> MeanContext:
+    def encode_context(self, context: Tensor, layout: Layout) -> MeanContext:
         return MeanContext(fresh_lengths(context.shape[0], None), self.terms(context, layout.valid).sum(1))
 
-    def recall(self, x: Tensor, memory: MeanContext) -> Tensor:
+    def attend_context(self, x: Tensor, memory: MeanContext) -> Tensor:
         gate = at_least_float32(x[..., :1]).sigmoid()  # so that queries matter
         return self.ratio(memory.total[:, None] * torch.ones_like(gate)) * gate.to(self.out.weight.dtype)
 
@@ -348,8 +348,8 @@ class ContextPaddingLeaks(Mean):
 
     capabilities = CROSS
 
-    def remember(self, context: Tensor, layout: Layout) -> MeanContext:
-        return super().remember(context, Layout())
+    def encode_context(self, context: Tensor, layout: Layout) -> MeanContext:
+        return super().encode_context(context, Layout())
 
 
 @dataclass
@@ -365,8 +365,8 @@ class ContextCannotBeReordered(Mean):
     capabilities = CROSS
     context_type = StuckContext
 
-    def remember(self, context: Tensor, layout: Layout) -> StuckContext:
-        return StuckContext(**vars(super().remember(context, layout)))
+    def encode_context(self, context: Tensor, layout: Layout) -> StuckContext:
+        return StuckContext(**vars(super().encode_context(context, layout)))
 
 
 for _name in list(globals()):

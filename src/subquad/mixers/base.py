@@ -8,7 +8,8 @@ mathematics:
     setup                       parameters and submodules                       every mechanism that has some
     mix(x, layout)              the parallel form                               every mechanism
     new_state, step             the streaming form                              causal mechanisms
-    remember, recall            what is kept of a context, and how it is read   mechanisms with cross-attention
+    encode_context              what is kept of a context                       mechanisms with cross-attention
+    attend_context              how it is read                                  the same
 """
 
 from collections.abc import Mapping
@@ -98,7 +99,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
     state_type: ClassVar[type[State]] = State
     """What `new_state` returns: a state of another type is refused."""
     context_type: ClassVar[type[CrossState]] = CrossState
-    """What `remember` returns, likewise."""
+    """What `encode_context` returns, likewise."""
 
     config: ConfigT
 
@@ -144,11 +145,11 @@ class Mixer(nn.Module, Generic[ConfigT]):
         """
         raise NotImplementedError
 
-    def remember(self, context: Tensor, layout: Layout) -> CrossState:
+    def encode_context(self, context: Tensor, layout: Layout) -> CrossState:
         """What cross-attention needs of its context."""
         raise NotImplementedError
 
-    def recall(self, x: Tensor, memory: Any) -> Tensor:
+    def attend_context(self, x: Tensor, memory: Any) -> Tensor:
         """Cross-attention of x to a remembered context. Every position of x is treated alike, on its own."""
         raise NotImplementedError
 
@@ -180,6 +181,11 @@ class Mixer(nn.Module, Generic[ConfigT]):
         return (
             None if self.config.causal else f"this {self.name} was built with causal=False; streaming needs causal=True"
         )
+
+    @property
+    def can_stream(self) -> bool:
+        """Whether it reads a sequence of its own piece by piece; `why_no_streaming` says why not."""
+        return self.why_no_streaming() is None
 
     def why_no_cross(self) -> str | None:
         """The reason why this mixer, with its options, cannot read a context; None when it can."""
@@ -295,11 +301,11 @@ class Mixer(nn.Module, Generic[ConfigT]):
             if context.shape[0] != x.shape[0]:
                 raise ValueError(f"{self.name}: x has {x.shape[0]} rows, its context {context.shape[0]}")
             if context_padding is None:
-                memory = self.remember(context, Layout())
+                memory = self.encode_context(context, Layout())
             else:
                 rows = Padding.of(context_padding)
-                memory = self.remember(rows.pack(context), rows.layout)
-        y = zero_padding(self.recall(zero_padding(x, padding), memory), padding)
+                memory = self.encode_context(rows.pack(context), rows.layout)
+        y = zero_padding(self.attend_context(zero_padding(x, padding), memory), padding)
         return MixerOutput(y, memory if state is not None else None, None)
 
     def _check_tokens(self, what: str, x: Tensor, padding: Tensor | Padding | None) -> None:

@@ -116,9 +116,9 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         self.owner = [other]
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        return self.recall(x, self.remember(x, layout)), None
+        return self.attend_context(x, self.encode_context(x, layout)), None
 
-    def remember(self, context: Tensor, layout: Layout) -> LinformerContext:
+    def encode_context(self, context: Tensor, layout: Layout) -> LinformerContext:
         time, most = context.shape[1], self.config.max_length
         if time > most:
             raise ValueError(
@@ -141,7 +141,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
             (v,) = self.project_part(of_values @ context, 2, 3)
         return LinformerContext(layout.lengths_of(context), k, v)
 
-    def recall(self, x: Tensor, memory: LinformerContext) -> Tensor:
+    def attend_context(self, x: Tensor, memory: LinformerContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)
         return self.merge(self.attend(q, memory.k, memory.v))
 

@@ -161,7 +161,7 @@ class Performer(AttentionMixer[PerformerConfig]):
             )
         return super().why_no_cross()
 
-    def remember(self, context: Tensor, layout: Layout) -> PerformerContext:
+    def encode_context(self, context: Tensor, layout: Layout) -> PerformerContext:
         matrix = self.projection() if self.projection is not None else None
         k, v = (at_least_float32(t) for t in self.project_part(context, 1, 3))
         with full_precision(context):
@@ -169,7 +169,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         kept = matrix.expand(context.shape[0], -1, -1, -1) if matrix is not None else None
         return PerformerContext(layout.lengths_of(context), values, counts, kept)
 
-    def recall(self, x: Tensor, memory: PerformerContext) -> Tensor:
+    def attend_context(self, x: Tensor, memory: PerformerContext) -> Tensor:
         q = at_least_float32(self.project_part(x, 0, 1)[0])
         with full_precision(x):
             # the first row as a sum of at most one row: an empty batch has none

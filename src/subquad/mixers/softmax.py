@@ -130,13 +130,13 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
             allowed = (torch.arange(room, device=x.device) <= position[..., None])[:, None]
         return self.merge(self.attend(q, k, v, allowed)), SoftmaxState(lengths, k, v, ragged)
 
-    def remember(self, context: Tensor, layout: Layout) -> SoftmaxContext:
+    def encode_context(self, context: Tensor, layout: Layout) -> SoftmaxContext:
         k, v = self.project_part(context, 1, 3)
         if not torch.is_grad_enabled():  # many steps will read them
             k, v = k.contiguous(), v.contiguous()
         return SoftmaxContext(layout.lengths_of(context), k, v, layout.valid is not None)
 
-    def recall(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
+    def attend_context(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)
         allowed = right_padded(memory.lengths, memory.k.shape[2])[:, None, None, :] if memory.padded else None
         return self.merge(self.attend(q, memory.k, memory.v, allowed))

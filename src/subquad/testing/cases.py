@@ -119,7 +119,7 @@ def is_causal(case: Case) -> bool:
 
 @cache
 def streams(case: Case) -> bool:
-    return case.causal and case.build().why_no_streaming() is None
+    return case.causal and case.build().can_stream
 
 
 @cache

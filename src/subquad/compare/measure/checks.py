@@ -40,7 +40,7 @@ def check_mixer(mixer: Mixer, x: Tensor, grid: tuple[int, int] | None = None) ->
         with drawing_from(draws.repeat):
             exact = copy.deepcopy(mixer).to("cpu", torch.float64)(x.to("cpu", torch.float64), grid=grid).y
         result = {"length": x.shape[1], "float64_distance": _distance("its float64 copy", y, exact, tolerance)}
-        if mixer.config.causal and mixer.why_no_streaming() is None:
+        if mixer.config.causal and mixer.can_stream:
             result["streaming_distance"] = _distance("its streaming form", y, _streamed(mixer, x), tolerance)
     return result
 

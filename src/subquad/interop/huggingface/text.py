@@ -26,7 +26,7 @@ class SubquadGenerator(SubquadModel, GenerationMixin):
     def streams(self) -> bool:
         """Whether every mechanism of the decoder has a streaming form with its options."""
         mixers = [cast(Block, block).mixer for block in self.model.decoder.blocks]
-        return all(mixer.why_no_streaming() is None for mixer in mixers)
+        return all(mixer.can_stream for mixer in mixers)
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
         """The base class's, with our state as the cache; without one where a mechanism cannot stream."""

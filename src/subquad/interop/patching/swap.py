@@ -136,7 +136,7 @@ def _regularises(mixer: Mixer) -> bool:
 
 
 def _loses_cache(host: Host, mixer: Mixer) -> bool:
-    return host.causal and mixer.why_no_streaming() is not None
+    return host.causal and not mixer.can_stream
 
 
 def _changes(model: nn.Module, place: Place, host: Host, mixer: Mixer) -> list[Change]:
