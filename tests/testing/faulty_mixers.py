@@ -55,7 +55,7 @@ class Mean(Mixer[MixerConfig]):
         self.value, self.weight, self.out = nn.Linear(dim, dim), nn.Linear(dim, 1), nn.Linear(dim, dim)
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        terms = self.terms(x, layout.valid)
+        terms = self.terms(x, layout.mask)
         with full_precision(x):
             if self.config.causal:
                 return self.ratio(terms.cumsum(1)), None
@@ -89,7 +89,7 @@ class Mean(Mixer[MixerConfig]):
         return y, MeanState(advanced(state.lengths, new, x.shape[1]), totals[:, -1].clone())
 
     def encode_context(self, context: Tensor, layout: Layout) -> MeanContext:
-        return MeanContext(fresh_lengths(context.shape[0], None), self.terms(context, layout.valid).sum(1))
+        return MeanContext(fresh_lengths(context.shape[0], None), self.terms(context, layout.mask).sum(1))
 
     def attend_context(self, x: Tensor, memory: MeanContext) -> Tensor:
         gate = at_least_float32(x[..., :1]).sigmoid()  # so that queries matter
@@ -181,7 +181,7 @@ class KnowsTheLength(Mean):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         y, aux = super().mix(x, layout)
-        lengths = x.new_full((x.shape[0],), x.shape[1]) if layout.valid is None else layout.valid.sum(1).to(y.dtype)
+        lengths = x.new_full((x.shape[0],), x.shape[1]) if layout.mask is None else layout.mask.sum(1).to(y.dtype)
         return y * (1 + 0.01 * lengths[:, None, None]), aux
 
 

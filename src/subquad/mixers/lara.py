@@ -103,9 +103,9 @@ class LARA(AttentionMixer[LARAConfig]):
             if fuses_on_cpu(flat):
                 by_head = flat.unflatten(-1, (3, self.config.heads, -1))
                 w = sampling.omega, sampling.for_queries
-                y = landmark_attention(by_head, *w, sampling.shared, sampling.focus, layout.valid)
+                y = landmark_attention(by_head, *w, sampling.shared, sampling.focus, layout.mask)
             else:
-                y = self._estimate(*self.split_heads(flat), sampling, layout.valid)
+                y = self._estimate(*self.split_heads(flat), sampling, layout.mask)
         return self.finish(y.to(flat.dtype)), None
 
     # ------------------------------------------------------------------ landmarks
@@ -117,7 +117,7 @@ class LARA(AttentionMixer[LARAConfig]):
         """
         config = self.config
         member = self._members(x, layout)
-        exists = member.any(-1) if layout.valid is not None else None
+        exists = member.any(-1) if layout.mask is not None else None
         if config.proposal == "adaptive":
             assert self.q_map is not None
             assert self.k_map is not None
@@ -148,9 +148,9 @@ class LARA(AttentionMixer[LARAConfig]):
         elif not tracing.is_symbolic(time) and time <= count:  # segments of one token each
             member = torch.eye(time, dtype=torch.bool, device=x.device)[None]
         else:
-            lengths = layout.lengths_of(x) if layout.valid is not None else torch.tensor([time], device=x.device)
+            lengths = layout.lengths_of(x) if layout.mask is not None else torch.tensor([time], device=x.device)
             member = segments(lengths, time, count)
-        return member if layout.valid is None else member & layout.valid[:, None, :]
+        return member if layout.mask is None else member & layout.mask[:, None, :]
 
     @staticmethod
     def _only(exists: Tensor | None, landmarks: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from subquad.kernels import tracing
 class Layout(NamedTuple):
     """What a mechanism is told about the positions of `x`: (batch, time, channels).
 
-    `valid` (batch, time) is True at tokens, and `padding` the opposite; both are None when every position is a token.
+    `mask` (batch, time) is True at tokens, and `padding` the opposite; both are None when every position is a token.
     On a sequence the tokens of a row come first, so that a row is described by its length: `lengths` (batch,) int64,
-    None when `valid` is. On a grid they may be anywhere, and there are no lengths. Every row has a token: a fully
+    None when `mask` is. On a grid they may be anywhere, and there are no lengths. Every row has a token: a fully
     padded one is presented as zeros that count.
     """
 
-    valid: Tensor | None = None
+    mask: Tensor | None = None
     padding: Tensor | None = None
     lengths: Tensor | None = None
     grid: tuple[int, int] | None = None

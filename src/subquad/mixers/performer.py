@@ -123,21 +123,21 @@ class Performer(AttentionMixer[PerformerConfig]):
         self.projection = Projection(*sizes, config.projection) if self.feature_map.projected else None
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        self._check_length(x.shape[1] if layout.valid is None else layout.lengths_of(x))
+        self._check_length(x.shape[1] if layout.mask is None else layout.lengths_of(x))
         matrix = self.projection() if self.projection is not None else None
         lengths = layout.lengths_of(x)
         if self.config.causal:
             fresh = self.new_state(x.shape[0], x.device, x.dtype)
-            return self._advance(x, lengths if layout.valid is not None else None, fresh, matrix)[0], None
+            return self._advance(x, lengths if layout.mask is not None else None, fresh, matrix)[0], None
         flat = self.projections(x)
         if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine and fuses_on_cpu(flat):
             assert matrix is not None
-            return self.finish(self._fused(flat, matrix, layout.valid)), None
+            return self.finish(self._fused(flat, matrix, layout.mask)), None
         q, k, v = (at_least_float32(t) for t in self.split_heads(flat))
         with full_precision(x):
             turn = self._turn(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
-            sums = self._summed(k, v, matrix, layout.valid, turn)
-            y = self._read(q, matrix, lambda level: _largest(_only(level, layout.valid)), sums, turn)
+            sums = self._summed(k, v, matrix, layout.mask, turn)
+            y = self._read(q, matrix, lambda level: _largest(_only(level, layout.mask)), sums, turn)
         return self.merge(y), None
 
     def _fused(self, flat: Tensor, matrix: Tensor, valid: Tensor | None) -> Tensor:
@@ -165,7 +165,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         matrix = self.projection() if self.projection is not None else None
         k, v = (at_least_float32(t) for t in self.project_part(context, 1, 3))
         with full_precision(context):
-            values, counts = self._summed(k, v, matrix, layout.valid, None)
+            values, counts = self._summed(k, v, matrix, layout.mask, None)
         kept = matrix.expand(context.shape[0], -1, -1, -1) if matrix is not None else None
         return PerformerContext(layout.lengths_of(context), values, counts, kept)
 

@@ -52,9 +52,9 @@ class RA(AttentionMixer[RAConfig]):
     def _proposed(self, q: Tensor, k: Tensor, layout: Layout, padding: Tensor | None) -> Tensor:
         """What moves each query towards the keys: (batch, heads, time or 1, d)."""
         if self.config.proposal == "mean":
-            if layout.valid is None or layout.lengths is None:
+            if layout.mask is None or layout.lengths is None:
                 return k.mean(2, keepdim=True)
-            weight = layout.valid.to(k.dtype) / layout.lengths[:, None]
+            weight = layout.mask.to(k.dtype) / layout.lengths[:, None]
             return weight[:, None, None, :] @ k
         pi = _softmax(q @ k.transpose(-1, -2) * self.scale, padding)
         if self.config.proposal == "softmax":

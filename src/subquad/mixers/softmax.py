@@ -103,9 +103,9 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         q, k, v = self.project(x)
-        if layout.valid is None:
+        if layout.mask is None:
             return self.merge(self.attend(q, k, v, causal=self.config.causal)), None
-        allowed = layout.valid[:, None, None, :]
+        allowed = layout.mask[:, None, None, :]
         if self.config.causal:
             allowed = allowed & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
         return self.merge(self.attend(q, k, v, allowed)), None
@@ -134,7 +134,7 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
         k, v = self.project_part(context, 1, 3)
         if not torch.is_grad_enabled():  # many steps will read them
             k, v = k.contiguous(), v.contiguous()
-        return SoftmaxContext(layout.lengths_of(context), k, v, layout.valid is not None)
+        return SoftmaxContext(layout.lengths_of(context), k, v, layout.mask is not None)
 
     def attend_context(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)

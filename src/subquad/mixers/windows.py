@@ -256,9 +256,9 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
         size = self.window_on(space)
         covered = tuple(((cells + size - 1) // size + tracing.is_symbolic(cells)) * size for cells in space)
         # Compiled code always pads and masks: a branch on the length would cost a graph of its own.
-        if layout.valid is None and tracing.may_branch_on_length() and covered == space:
+        if layout.mask is None and tracing.may_branch_on_length() and covered == space:
             return x, covered, None
-        valid = layout.valid if layout.valid is not None else x.new_ones((1, x.shape[1]), dtype=torch.bool)
+        valid = layout.mask if layout.mask is not None else x.new_ones((1, x.shape[1]), dtype=torch.bool)
         pads = [0, 0]
         for cells, whole in zip(reversed(space), reversed(covered), strict=True):
             pads += [0, whole - cells]

@@ -52,8 +52,8 @@ class TextClassifier(Model):
             return x.gather(1, first[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
         if padding is None:
             return x.mean(1)
-        valid = padding.logical_not()[..., None]
-        return (x * valid).sum(1) / valid.sum(1).clamp(min=1)
+        mask = padding.logical_not()[..., None]
+        return (x * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def _class_head(dim: int, hidden: int | None, classes: int) -> nn.Module:
