@@ -37,7 +37,7 @@ from subquad.kernels.vocabulary import largest
 from subquad.mixers import available, mixer_class
 from subquad.models import LanguageModel, Seq2Seq, build_model
 from subquad.nn.stack import StackState
-from subquad.train.loaded import load_run
+from subquad.train.run import load_run
 
 SYMBOLS = Symbols(pad=1, eos=2, unk=3)
 ORIGINAL = 1700

@@ -13,6 +13,7 @@ from math import ceil
 from pathlib import Path
 
 from subquad.models.costs import FLOAT_BYTES, Costs, costs
+from subquad.tasks.language_model import LanguageModelData
 from subquad.train.recipe import Recipe, read_recipe
 from tools.markdown import fill_between, markdown_table
 
@@ -94,7 +95,7 @@ def plan_of(name: str, gpus: int) -> Plan:
     recipe = read_recipe(ROOT / "recipes" / f"{name}.yaml")
     budget = recipe.train.budget.max_tokens
     assert budget is not None
-    length = recipe.data.blocks.tokens_per_sample if recipe.task == "language-model" else SENTENCE
+    length = recipe.data.blocks.tokens_per_sample if isinstance(recipe.data, LanguageModelData) else SENTENCE
     passes = ceil(recipe.train.accumulate / gpus)
     batch = max(1, round(budget * recipe.train.accumulate / (length * gpus * passes)))
     found = costs(recipe.model_data({}), batch, length, streaming=False)

@@ -19,7 +19,7 @@ from subquad.interop.checkpoints.registry import import_checkpoint
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import Seq2Seq
 from subquad.train.checkpoint import average, load_weights_of
-from subquad.train.loaded import Loaded, load_run
+from subquad.train.run import LoadedRun, load_run
 from tests.golden_beams import SCORE_TOLERANCE
 
 NAMED = re.compile(r"(main|legacy)_(?P<kind>[a-z]+)_glu")
@@ -45,7 +45,7 @@ def check(path: Path) -> None:
 
 
 @contextmanager
-def imported(path: Path) -> Iterator[Loaded]:
+def imported(path: Path) -> Iterator[LoadedRun]:
     """The run that a checkpoint becomes."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -53,7 +53,7 @@ def imported(path: Path) -> Iterator[Loaded]:
         yield load_run(run)
 
 
-def translations(loaded: Loaded, lines: list[str], **options: Any) -> list[list[Candidate]]:
+def translations(loaded: LoadedRun, lines: list[str], **options: Any) -> list[list[Candidate]]:
     """The n-best of every line."""
     assert isinstance(loaded.model, Seq2Seq)
     sides = loaded.tokenizer("source"), loaded.tokenizer("target")
@@ -75,7 +75,7 @@ def check_checkpoint(path: Path) -> None:
             check_generation(path.with_name("generation.json"), found["kind"], loaded)
 
 
-def check_average(path: Path, count: int, loaded: Loaded) -> None:
+def check_average(path: Path, count: int, loaded: LoadedRun) -> None:
     """The mean of the newest checkpoints, imported one by one, is fairseq's mean, imported."""
     numbers = {int(one.stem.removeprefix("checkpoint")): one for one in path.parent.glob("checkpoint[0-9]*.pt")}
     newest = [numbers[number] for number in sorted(numbers, reverse=True)[:count]]
@@ -92,7 +92,7 @@ def check_average(path: Path, count: int, loaded: Loaded) -> None:
         assert torch.equal(ours[name], value), name
 
 
-def check_generation(path: Path, kind: str, loaded: Loaded) -> None:
+def check_generation(path: Path, kind: str, loaded: LoadedRun) -> None:
     """n-best lists of the test's lines: tokens, scores, words."""
     stored = json.loads(path.read_text())
     lines = path.with_name("test.src").read_text().splitlines()

@@ -7,8 +7,7 @@ import torch
 
 from subquad.interop.checkpoints.fairseq.models import PAD, in_current_layout, model_from
 from subquad.models import Seq2Seq
-from subquad.tasks.base import StepLoss
-from subquad.tasks.losses import word_loss
+from subquad.tasks.losses import LossOutput, word_loss
 from subquad.train.optim import OptimConfig
 from subquad.train.parallel import SharedLoss, TensorBatch
 from subquad.train.schedules import Schedule, ScheduleConfig
@@ -28,13 +27,13 @@ def check_trace(fixture: Fixture, folder: Path = Path("unused")) -> None:
     assert isinstance(model, Seq2Seq)
     schedule = Schedule(RATE)
 
-    def loss_of(model: Seq2Seq, batch: TensorBatch) -> StepLoss:
+    def loss_of(model: Seq2Seq, batch: TensorBatch) -> LossOutput:
         source = batch["src_tokens"]
         padding = padding_of(source)
         context = model.encode(source, padding).x
         x = model.features(batch["prev_output_tokens"], context, context_padding=padding).x
         found = word_loss(model.head, x, batch["target"], pad=PAD, smoothing=SMOOTHING)
-        return StepLoss(found.total, {"nll": float(found.nll)}, found.count)
+        return LossOutput(found.total, found.sums, found.count)
 
     updater = Updater(SharedLoss(model, loss_of), OptimConfig(name="adam", weight_decay=1e-4), torch.device("cpu"))
     for number, expected in enumerate(json.loads(fixture.meta["log"])):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from subquad.nn.heads import WordHead
-from subquad.tasks.losses import Loss, logit_loss, word_loss
+from subquad.tasks.losses import LossOutput, logit_loss, word_loss
 from subquad.train.checkpoint import Checkpoint, TrainState, average, newest, save_checkpoint
 from subquad.train.optim import OptimConfig, build_optimizer, clip_gradients, set_rate
 from subquad.train.schedules import Schedule, ScheduleConfig
@@ -71,7 +71,7 @@ def check_label_smoothing(content: dict[str, Any]) -> None:
         _check_criterion(word_loss(head, features, target, pad=pad, smoothing=result["eps"]), features, result)
 
 
-def _check_criterion(loss: Loss, logits: torch.Tensor, result: dict[str, Any]) -> None:
+def _check_criterion(loss: LossOutput, logits: torch.Tensor, result: dict[str, Any]) -> None:
     loss.total.backward()
     assert logits.grad is not None
     assert_close(logits.grad, torch.tensor(result["grad_logits"]), GRADIENT_TOLERANCE, "gradient of the logits")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from subquad.train.distributed import Workers, join, leave, whole
-from subquad.train.health import NotFiniteError, load_failure
 from subquad.train.loop import Trainer
+from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.optim import clip_gradients
 from tests.test_train import recipe, trainer
 

@@ -33,9 +33,9 @@ from subquad.train.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from subquad.train.generators import rng_state, set_rng_state
 from subquad.train.log import MetricsLog, Progress, Status, read_metrics
 from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
+from subquad.train.rng import rng_state, set_rng_state
 from tests.golden_files import FOLDER
 from tests.golden_training import check_average
 

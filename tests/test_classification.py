@@ -11,13 +11,13 @@ import yaml
 
 from subquad.cli.main import run
 from subquad.data.images.arrays import ArrayImages
+from subquad.data.images.inputs import Standardize
 from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.transforms import AugmentOptions
 from subquad.models import build_model
-from subquad.tasks.classification import ClassificationTask, Standardise
+from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import latest, load_checkpoint
 from subquad.train.recipe import Recipe
-from subquad.train.sources import task_of
 
 SMALL_AUGMENT = {"size": 8, "crop": "pad", "randaugment": None, "eval_crop": 1.0}
 MODEL = {
@@ -50,37 +50,37 @@ def recipe_data(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def task_from(data: dict[str, Any], tmp_path: Path) -> ClassificationTask:
-    task = task_of(Recipe.parse("recipe", recipe_data(data)), tmp_path)
-    assert isinstance(task, ClassificationTask)
+def task_from(data: dict[str, Any], tmp_path: Path) -> ImageClassificationTask:
+    task = Recipe.parse("recipe", recipe_data(data)).build_task(tmp_path)
+    assert isinstance(task, ImageClassificationTask)
     return task
 
 
 def test_plain_arrays_have_mean_0_and_deviation_1_without_vision_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torchvision", "PIL", "PIL.Image"):
         monkeypatch.setitem(sys.modules, name, None)
-    task = ClassificationTask({"train": image_set(40), "valid": image_set(8, seed=1)})
+    task = ImageClassificationTask({"train": image_set(40), "valid": image_set(8, seed=1)})
     images = task.samples("train", training=True).batch(np.arange(40))["images"]
     torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(images.std((0, 2, 3)), torch.ones(3), atol=1e-3, rtol=0)
     # the other splits are measured by the training images
     valid = task.samples("valid", training=False).batch(np.arange(8))["images"]
     pixels = torch.from_numpy(task.splits["valid"][3][0] / 255)
-    assert isinstance(task.transform, Standardise)
+    assert isinstance(task.transform, Standardize)
     back = valid[3] * task.transform.std + task.transform.mean
     torch.testing.assert_close(back.double(), pixels, atol=1e-6, rtol=0)
-    assert task.model_options() == {"classes": 4, "channels": 3, "image_size": 8}
+    assert task.data_dependent_model_config() == {"classes": 4, "channels": 3, "image_size": 8}
 
 
 def test_constant_channels_stay_finite() -> None:
     images = ArrayImages(np.full((4, 1, 8, 8), 7, np.uint8), np.arange(4), list("abcd"), "grey")
-    assert torch.equal(ClassificationTask({"train": images}).samples("train", False).batch(np.arange(4))["images"],
+    assert torch.equal(ImageClassificationTask({"train": images}).samples("train", False).batch(np.arange(4))["images"],
                        torch.zeros(4, 1, 8, 8))  # fmt: skip
 
 
 def test_evaluation_is_always_the_same_and_training_follows_its_seed() -> None:
     splits = {"train": image_set(16), "valid": image_set(8)}
-    task = ClassificationTask(splits, augment=AugmentOptions(**SMALL_AUGMENT), mixing=MixingOptions())
+    task = ImageClassificationTask(splits, augment=AugmentOptions(**SMALL_AUGMENT), mixing=MixingOptions())
     training, numbers = task.samples("train", training=True), np.arange(8)
     before = torch.get_rng_state()
     first, second = training.batch(numbers, 3), training.batch(numbers, 4)
@@ -96,14 +96,14 @@ def test_evaluation_is_always_the_same_and_training_follows_its_seed() -> None:
 
 @pytest.mark.parametrize(("classes", "said"), [(5, {"top1"}), (6, {"top1", "top5"})])
 def test_the_best_five_count_where_there_are_more(classes: int, said: set[str]) -> None:
-    task = ClassificationTask({"train": image_set(8)})
+    task = ImageClassificationTask({"train": image_set(8)})
     model = build_model("vision_small", patch=4, dim=16, channels=3, image_size=8, classes=classes)
     sums = task.loss(model, task.samples("train", training=True).batch(np.arange(8))).sums
     assert {name for name in sums if name.startswith("top")} == said
 
 
 def test_mixed_targets_are_shares_that_the_loss_uses() -> None:
-    task = ClassificationTask({"train": image_set(16)}, mixing=MixingOptions(smoothing=0.1))
+    task = ImageClassificationTask({"train": image_set(16)}, mixing=MixingOptions(smoothing=0.1))
     batch = task.samples("train", training=True).batch(np.arange(8))
     torch.testing.assert_close(batch["targets"].sum(1), torch.ones(8))
     assert torch.equal(batch["labels"], batch["targets"].argmax(1))
@@ -116,7 +116,7 @@ def test_mixed_targets_are_shares_that_the_loss_uses() -> None:
 
 def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
     augment = AugmentOptions(**SMALL_AUGMENT, erase=0)
-    task = ClassificationTask({"train": image_set(16)}, augment=augment, repeated=3)
+    task = ImageClassificationTask({"train": image_set(16)}, augment=augment, repeated=3)
     batch = task.samples("train", training=True).batch(np.array([5, 2, 8, 1, 3, 7]))
     assert batch["labels"].tolist() == [1, 1, 1, 2, 2, 2]
     assert not torch.equal(batch["images"][0], batch["images"][1])  # each with draws of its own
@@ -168,7 +168,7 @@ def test_class_folders_hold_out_images_of_every_class_and_report_what_cannot_be_
         ({"images": {"train": "t"}}, "need a split `valid`, or hold_out"),
         ({"images": {"train": "t", "valid": "v"}, "hold_out": 5}, "has one already"),
         ({"images": {"valid": "v"}}, "need a split `train`"),
-        ({"images": {"train": "t", "valid": "v"}, "embedded": "digits"}, "of embedded, folder, splits, fairseq and"),
+        ({"images": {"train": "t", "valid": "v"}, "embedded": "digits"}, "give one of embedded and images"),
         ({"images": {"train": "t", "valid": "v"}, "max_length": 5}, "data.max_length has no meaning for task image"),
         ({"images": {"train": "t", "valid": "v"}, "augment": {"sise": 5}}, "did you mean 'size'"),
         ({"images": {"train": "missing", "valid": "v"}}, "missing does not exist"),
@@ -186,7 +186,7 @@ def test_images_that_need_a_size_say_so(tmp_path: Path) -> None:
         task_from({"images": {"train": str(tmp_path / "train")}, "hold_out": 2}, tmp_path)
     wide = ArrayImages(np.zeros((4, 1, 8, 6), np.uint8), np.arange(4), list("abcd"), "wide")
     with pytest.raises(ValueError, match="not square"):
-        ClassificationTask({"train": wide}).model_options()
+        ImageClassificationTask({"train": wide}).data_dependent_model_config()
     np.savez(tmp_path / "made.npz", **arrays(4))
     with pytest.raises(ValueError, match="there are only 4 training images"):
         task_from({"images": {"train": str(tmp_path / "made.npz")}, "hold_out": 4}, tmp_path)

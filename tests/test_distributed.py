@@ -18,7 +18,6 @@ from subquad.train.distributed import Workers
 from subquad.train.log import read_metrics
 from subquad.train.parallel import SharedLoss, evenly
 from subquad.train.recipe import read_recipe
-from subquad.train.sources import task_of
 from tests.test_train import recipe, trainer
 
 STACK = {"layers": 2, "heads": 2, "hidden": 16, "dropout": 0.0, "norm": "pre"}
@@ -79,7 +78,7 @@ def alone(given: Path) -> Path:
     assert command(["train", str(given), "--out", str(given.parent / "alone")]) == 0
     torch.set_num_threads(threads)
     read = read_recipe(given)
-    sizes = task_of(read, given.parent / "alone" / "data").samples("train", training=True).sizes
+    sizes = read.build_task(given.parent / "alone" / "data").samples("train", training=True).sizes
     batches = BatchPlan(*sizes, budget=read.train.budget, seed=read.train.seed).epoch(0)
     assert len(batches) % 2, "the last update of an epoch has one batch"
     return given.parent / "alone"

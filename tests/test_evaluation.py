@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 from subquad.cli.main import run as command
 from subquad.models import LanguageModel
 from subquad.train.checkpoint import load_checkpoint
-from subquad.train.evaluation import evaluate_run
-from subquad.train.loaded import load_run
+from subquad.train.run import evaluate_run, load_run
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 Image = pytest.importorskip("PIL.Image", reason="image files need the vision extra")
@@ -339,8 +338,8 @@ from pathlib import Path
 from subquad.cli.main import run
 from subquad.evaluate.report import write_evaluation
 from subquad.train.distributed import join
-from subquad.train.evaluation import evaluate_run
-from subquad.train.loaded import load_run
+from subquad.train.run import evaluate_run
+from subquad.train.run import load_run
 out, pairs, text, digits = map(Path, sys.argv[1:])
 workers = join()
 for name, folder in (("text", text), ("digits", digits)):

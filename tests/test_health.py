@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from subquad.models import build_model
 from subquad.tasks.losses import word_loss
-from subquad.train.generators import rng_state, set_rng_state
-from subquad.train.health import NotFiniteError, diagnose, find_culprit, is_finite, load_failure
+from subquad.train.nan_diagnosis import NotFiniteError, diagnose, find_culprit, is_finite, load_failure
+from subquad.train.rng import rng_state, set_rng_state
 
 OPTIONS = {
     "vocab": 17,

@@ -13,10 +13,9 @@ import torch
 from subquad.cli.main import run as command
 from subquad.data.masking import Masking, MaskOptions
 from subquad.models import MaskedLanguageModel
-from subquad.tasks.masked import MaskedTask
-from subquad.train.loaded import load_run
+from subquad.tasks.masked_language_model import MaskedLanguageModelData, MaskedLanguageModelTask
 from subquad.train.recipe import read_recipe
-from subquad.train.sources import task_of
+from subquad.train.run import load_run
 from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
 from tests.golden_hosts import roberta_arguments
 
@@ -125,8 +124,8 @@ def test_what_is_hidden_is_found_from_what_is_around_it(run: Path) -> None:
 
 
 def test_evaluation_hides_the_same_and_training_others(run: Path) -> None:
-    task = task_of(read_recipe(run / "recipe.yaml"), run / "data")
-    assert isinstance(task, MaskedTask)
+    task = read_recipe(run / "recipe.yaml").build_task(run / "data")
+    assert isinstance(task, MaskedLanguageModelTask)
     samples = task.samples("valid", training=False)
     together, first = samples.batch(np.arange(4)), samples.batch(np.array([0]))
     size = int(samples.sizes[0][0])
@@ -141,7 +140,7 @@ def test_evaluation_hides_the_same_and_training_others(run: Path) -> None:
 
 def test_the_loss_is_of_hidden_tokens_alone(run: Path) -> None:
     loaded = load_run(run)
-    task = task_of(loaded.recipe, run / "data")
+    task = loaded.recipe.build_task(run / "data")
     batch = task.samples("valid", training=False).batch(np.arange(5))
     asked = batch["targets"] != task.tokenizers()["text"].pad
     with torch.no_grad():
@@ -225,6 +224,7 @@ def test_the_official_linformer_is_an_ordinary_run(tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     assert command(["import", write_checkpoint(load(FIXTURES[-1]), tmp_path / "old.pt"), "--out", run]) == 0
     recipe = read_recipe(tmp_path / "run/recipe.yaml")
+    assert isinstance(recipe.data, MaskedLanguageModelData)
     assert recipe.data.masking.share == 0.2
     assert (recipe.data.blocks.tokens_per_sample, recipe.data.blocks.breaks) == (LENGTH, "complete")
     splits = [f"data.splits.{split}={path}" for split, path in write_texts(tmp_path).items()]
@@ -262,7 +262,7 @@ def test_other_layouts_are_the_same_model(change: Callable[[dict[str, Any]], Non
         path = write_checkpoint(fixture, tmp_path / f"{name}.pt", change=how)
         assert command(["import", path, "--out", str(tmp_path / name)]) == 0
     plain, other = (load_run(tmp_path / name) for name in ("plain", "other"))
-    assert plain.recipe.data.masking == other.recipe.data.masking
+    assert plain.recipe.data.model_dump()["masking"] == other.recipe.data.model_dump()["masking"]
     expected = plain.model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in other.model.state_dict().items())
 

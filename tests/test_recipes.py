@@ -9,6 +9,7 @@ import yaml
 
 from subquad.cli.main import run
 from subquad.models import Model, model_from, preset
+from subquad.tasks.image_classification import ImageData
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.schedules import Schedule
 
@@ -170,6 +171,7 @@ def test_dotted_changes() -> None:
     assert recipe.model["decoder"]["mixer"] == "performer"
     assert recipe.model["decoder"]["layers"] == 4
     recipe = read_recipe(RECIPES["small/cifar10_eva"], ["data.mixing={}", "train.smoothing=0"])
+    assert isinstance(recipe.data, ImageData)
     assert recipe.data.mixing is not None
 
 
@@ -189,7 +191,7 @@ def test_dotted_changes() -> None:
         ("small/phrases", "model.decoder.mixer=lara", "causal"),
         ("small/phrases", "task=language-model", "trains models of kind language-model, not encoder-decoder"),
         ("small/phrases", "task=translating", "task: "),
-        ("small/phrases", "data.folder=x", "give one of embedded, folder, splits, fairseq and images"),
+        ("small/phrases", "data.folder=x", "give one of embedded, folder, splits and fairseq"),
         ("small/phrases", "data.repeated=3", "data.repeated has no meaning for task translation"),
         ("small/phrases", "schedule.period=3", "has no period"),
         ("small/cifar10_eva", "data.augment.crop=some", "data.augment.crop: "),

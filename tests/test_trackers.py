@@ -19,8 +19,8 @@ import yaml
 
 from subquad.cli.main import run as command
 from subquad.train.artifacts import fetch, local_run
-from subquad.train.loaded import load_run
 from subquad.train.log import TrackConfig, build_trackers, read_metrics
+from subquad.train.run import load_run
 from tests.test_train import RECIPES, SCHEDULE
 
 pytest.importorskip("babel", reason="the embedded phrases need the demo extra")

@@ -15,12 +15,11 @@ from subquad.models import build_model
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import checkpoints, load_checkpoint
 from subquad.train.distributed import ALONE, Workers
-from subquad.train.health import NotFiniteError, load_failure
 from subquad.train.log import Progress, read_metrics
 from subquad.train.loop import Trainer, evaluate
+from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.recipe import Recipe
 from subquad.train.run import differences, locked, open_run
-from subquad.train.sources import task_of
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 
@@ -57,7 +56,7 @@ def recipe(task: str, **train: Any) -> Recipe:
 
 
 def trainer(given: Recipe, run: Path, task: Task | None = None, workers: Workers = ALONE) -> Trainer:
-    task = task or task_of(given, run / "data")
+    task = task or given.build_task(run / "data")
     return Trainer(given, task, run, Progress(stream=io.StringIO()), [], workers)
 
 
@@ -114,7 +113,7 @@ def test_metrics_do_not_depend_on_the_batches(tmp_path: Path) -> None:
     trained.model.eval()
     with torch.no_grad():
         losses = [trained.task.loss(trained.model, samples.batch(torch.tensor([i]).numpy())) for i in range(20)]
-    mean = sum(loss.sums["nll"] for loss in losses) / sum(loss.count for loss in losses)
+    mean = sum(float(loss.nll) for loss in losses) / sum(loss.count for loss in losses)
     assert evaluate(trained.task, trained.model, "valid", trained.device)["loss"] == pytest.approx(mean, rel=1e-5)
 
 
@@ -198,7 +197,7 @@ def test_a_task_refuses_models_and_data_of_another_kind() -> None:
     with pytest.raises(ValueError, match="task translation trains models of kind encoder-decoder, not vision"):
         Recipe.parse("recipe", data | {"model": {"preset": "vision_small"}})
     with pytest.raises(ValueError, match="holds images; task translation needs pairs"):
-        task_of(Recipe.parse("recipe", data | {"data": {"embedded": "digits"}}), Path("unused"))
+        Recipe.parse("recipe", data | {"data": {"embedded": "digits"}}).build_task(Path("unused"))
     with pytest.raises(ValueError, match="lara cannot be causal"):
         Recipe.parse("recipe", data | {"model": {"preset": "translation_small", "decoder": {"mixer": "lara"}}})
     assert build_model("translation_small").config.decoder.mixer.name == "softmax"

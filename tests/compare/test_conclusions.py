@@ -5,7 +5,7 @@ import pytest
 from subquad.compare.report.conclusions import verdict
 from subquad.compare.report.formatting import listed, number, probability, size, times
 from subquad.compare.report.schema import Cell, LengthPoint, Paired, Result
-from subquad.compare.run_summary import floor_of
+from subquad.tasks import task_class
 from tests.compare.cases import synthetic
 from tests.compare.test_statistics import bare, timed, trained
 
@@ -197,9 +197,9 @@ def test_models_that_have_learned_nothing_are_called_so(
 
 
 def test_what_guessing_gives() -> None:
-    assert floor_of("translation", {}, 100) == 1
-    assert floor_of("language-model", {"vocab": 8000}, 100) == 4000
-    assert floor_of("image-classification", {"classes": 10}, 900) == pytest.approx(12)
+    assert task_class("translation").chance_level({}, 100) == 1
+    assert task_class("language-model").chance_level({"vocab": 8000}, 100) == 4000
+    assert task_class("image-classification").chance_level({"classes": 10}, 900) == pytest.approx(12)
 
 
 def test_an_unfair_comparison_is_said() -> None:

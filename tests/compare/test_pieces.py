@@ -196,13 +196,13 @@ def test_the_time_of_an_interruption_does_not_count() -> None:
 
 def test_models_are_long_enough_for_every_length() -> None:
     text = recipe({**TEXT, "decoder": {**STACK, "layer_drop": 0.5}}, "language-model")
-    config = config_at(planned(text, [], lengths=(16, 64)), "softmax", Shape(4, 16, None))
+    config = config_at(planned(text, [], lengths=(16, 64)), "softmax", Shape(4, 16))
     assert (config["embedding"]["max_length"], config["decoder"]["layer_drop"]) == (64, 0.0)
     plan = planned(PAIRS, ["linformer"], lengths=(16, 1024))
-    assert config_at(plan, "linformer", Shape(4, 16, None))["encoder"]["mixer"]["max_length"] == 1024
+    assert config_at(plan, "linformer", Shape(4, 16))["encoder"]["mixer"]["max_length"] == 1024
     images = recipe({"preset": "vision_small", "dim": 16, "encoder": STACK}, "image-classification")
     plan = planned(images, [], lengths=(16, 60), tokens=128)
-    assert shape_at(plan, 60) == Shape(2, 49, 7)
+    assert shape_at(plan, 60) == Shape(2, 49)
     assert config_at(plan, "softmax", shape_at(plan, 60))["image_size"] == 28
     assert length_steps(plan) == [(part, length) for part in ("encoder", "full") for length in (16, 49)]
     assert parts_of(planned(PYRAMID, [])) == ["full"]

@@ -22,7 +22,7 @@ from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.sets import FolderImages, UnreadableImage
 from subquad.data.images.transforms import AugmentOptions
 from subquad.data.prefetch import batch_seed, prefetch
-from subquad.tasks.classification import ClassificationTask
+from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.log import read_metrics
 from subquad.train.recipe import Recipe
@@ -75,9 +75,9 @@ def images(count: int) -> ArrayImages:
     return ArrayImages(pixels, np.arange(count) % 4, list("abcd"), "noise")
 
 
-def task(splits: dict[str, Any] | None = None) -> ClassificationTask:
+def task(splits: dict[str, Any] | None = None) -> ImageClassificationTask:
     splits = splits or {"train": images(40), "valid": images(8)}
-    return ClassificationTask(splits, augment=AugmentOptions(size=8), mixing=MixingOptions())
+    return ImageClassificationTask(splits, augment=AugmentOptions(size=8), mixing=MixingOptions())
 
 
 def recipe(threads: int, updates: int = 9) -> Recipe:

@@ -23,7 +23,7 @@ from subquad.interop.export.step import decoding_parts
 from subquad.interop.export.usage import usage
 from subquad.models import LanguageModel, Model, Seq2Seq, build_model
 from subquad.testing import Case, enlarge, every_case, streams
-from subquad.train.loaded import load_run
+from subquad.train.run import load_run
 from tests.model_cases import OPTIONS, able
 from tests.test_evaluation import STACK, language, trained, translation
 

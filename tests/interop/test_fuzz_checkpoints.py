@@ -19,7 +19,7 @@ from subquad.interop.checkpoints.registry import convert_checkpoint, import_chec
 from subquad.interop.checkpoints.run import TextFiles
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.train.checkpoint import CHECKSUMS, checksum
-from subquad.train.loaded import load_run
+from subquad.train.run import load_run
 from tests.fuzzing import edited, fuzzed, junk, kept_promise
 from tests.interop.test_import import LEGACY, MAIN
 

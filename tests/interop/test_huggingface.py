@@ -29,7 +29,7 @@ from subquad.interop.huggingface import (
 from subquad.interop.huggingface.saving import wrap
 from subquad.mixers import available
 from subquad.models import Model, build_model
-from subquad.tasks.language import block_losses
+from subquad.tasks.language_model import block_losses
 from subquad.tasks.translation import pair_losses
 from tests.model_cases import OPTIONS, able
 from tests.test_decode import STACK, language_model, translator_model

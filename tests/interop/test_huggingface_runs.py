@@ -31,8 +31,8 @@ from subquad.decode.translate import Translator
 from subquad.interop.huggingface import SubquadForCausalLM, SubquadTokenizer, save_huggingface
 from subquad.interop.huggingface.tokenizer import FILE, converted
 from subquad.models import LanguageModel, Seq2Seq
-from subquad.train.classifying import Classifier
-from subquad.train.loaded import Loaded, load_run
+from subquad.tasks.image_classification import image_classifier
+from subquad.train.run import LoadedRun, load_run
 
 LINES = ["the red house is old", "a cat sees the tree", "the old tree is red", "a house sees a cat, Ünder </s> it"]
 MIRRORED = [" ".join(reversed(line.split())) for line in LINES]
@@ -43,14 +43,14 @@ COMMON: dict[str, Any] = {
 }
 
 
-def trained(folder: Path, recipe: dict[str, Any]) -> Loaded:
+def trained(folder: Path, recipe: dict[str, Any]) -> LoadedRun:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe | COMMON))
     assert command(["train", str(folder / "recipe.yaml"), "--out", str(folder / "run")]) == 0
     return load_run(folder / "run")
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
+def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, Path]:
     """A language model of subwords, as a run and in Hugging Face's format."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "text.txt").write_text("".join(f"{line}\n" for line in LINES * 30))
@@ -67,7 +67,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
 
 
 @pytest.fixture(scope="module")
-def translation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Path]:
+def translation(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, Path]:
     """A translator between words, whose sides have vocabularies of their own."""
     folder = tmp_path_factory.mktemp("translation")
     rows = "".join(f"{source}\t{target} now\n" for source, target in zip(LINES, MIRRORED, strict=True))
@@ -130,7 +130,7 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- runs
 
 
-def test_pipeline_of_text(text: tuple[Loaded, Path]) -> None:
+def test_pipeline_of_text(text: tuple[LoadedRun, Path]) -> None:
     run, folder = text
     assert isinstance(run.model, LanguageModel)
     prompts = ["the red", "a cat sees the", "the"]
@@ -143,7 +143,7 @@ def test_pipeline_of_text(text: tuple[Loaded, Path]) -> None:
     assert "pipeline_tag: text-generation" in card
 
 
-def test_translation(translation: tuple[Loaded, Path]) -> None:
+def test_translation(translation: tuple[LoadedRun, Path]) -> None:
     run, folder = translation
     assert isinstance(run.model, Seq2Seq)
     model = hf.AutoModelForSeq2SeqLM.from_pretrained(folder)
@@ -175,7 +175,7 @@ def test_pipeline_of_images(tmp_path: Path) -> None:
     pipe = hf.pipeline("image-classification", str(tmp_path / "exported"))
     picture = image_module.fromarray(images[2].transpose(1, 2, 0))
     picture.save(tmp_path / "image.png")
-    ((_, expected),) = Classifier(run).file(str(tmp_path / "image.png"))
+    ((_, expected),) = image_classifier(run).file(str(tmp_path / "image.png"))
     for given in (picture, str(tmp_path / "image.png"), images[2]):
         found = pipe(given)
         assert [one["label"] for one in found] == [name for name, _ in expected]
@@ -184,7 +184,7 @@ def test_pipeline_of_images(tmp_path: Path) -> None:
     assert processor([picture, images[0]], return_tensors="pt")["pixel_values"].shape == (2, 3, 8, 8)
 
 
-def test_trainer(text: tuple[Loaded, Path], tmp_path: Path) -> None:
+def test_trainer(text: tuple[LoadedRun, Path], tmp_path: Path) -> None:
     """Two updates of two batches each, with and without checkpointing: one mean over the targets of both, and what was
     trained is loaded again."""
     pytest.importorskip("accelerate")
@@ -219,7 +219,7 @@ def test_trainer(text: tuple[Loaded, Path], tmp_path: Path) -> None:
     assert not any(torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
 
 
-def test_the_card_goes_along_and_says_that_the_model_was_saved_again(text: tuple[Loaded, Path], tmp_path: Path) -> None:
+def test_the_card_goes_along_and_says_that_the_model_was_resaved(text: tuple[LoadedRun, Path], tmp_path: Path) -> None:
     before = (text[1] / "README.md").read_text()
     SubquadForCausalLM.from_pretrained(text[1]).save_pretrained(tmp_path / "second")
     SubquadForCausalLM.from_pretrained(tmp_path / "second").save_pretrained(tmp_path / "third")
@@ -291,7 +291,7 @@ class Hub(BaseHTTPRequestHandler):
         """Nothing: tests are quiet."""
 
 
-def test_push_to_hub(text: tuple[Loaded, Path], tmp_path: Path) -> None:
+def test_push_to_hub(text: tuple[LoadedRun, Path], tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     code = (

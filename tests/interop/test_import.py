@@ -22,7 +22,7 @@ from subquad.interop.checkpoints.run import TextFiles
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.train.checkpoint import load_checkpoint
-from subquad.train.loaded import load_run
+from subquad.train.run import load_run
 from tests.golden_checkpoints import translations
 from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE, cuts_filters
 from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, assert_close, load, padding_of

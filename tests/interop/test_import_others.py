@@ -25,8 +25,9 @@ from subquad.interop.checkpoints.vision.convert import evit_options, pyramid_opt
 from subquad.interop.export.card import model_card
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.packages import require_torchvision
-from subquad.train.loaded import Loaded, load_run
+from subquad.tasks.image_classification import ImageData
 from subquad.train.recipe import Recipe
+from subquad.train.run import LoadedRun, load_run
 from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE
 from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load, padding_of
 
@@ -53,7 +54,7 @@ def nested(monkeypatch: pytest.MonkeyPatch) -> type[argparse.Namespace]:
     return kind
 
 
-def imported(contents: Mapping[str, Any], folder: Path) -> Loaded:
+def imported(contents: Mapping[str, Any], folder: Path) -> LoadedRun:
     """What the command makes of a file with these contents; the library is not there when it is read."""
     torch.save(contents, folder / "checkpoint.pt")
     sys.modules.pop("efficient_attention", None)
@@ -241,6 +242,7 @@ def deit_recipe(folder: Path, nested: type[argparse.Namespace], **options: Any) 
 
 def test_training_goes_on_as_deit_trained(tmp_path: Path, nested: type[argparse.Namespace], capsys) -> None:
     recipe = deit_recipe(tmp_path, nested, sched="cosine", mixup=0.8)
+    assert isinstance(recipe.data, ImageData)
     schedule, mixing = recipe.schedule, recipe.data.mixing
     assert (schedule.kind, schedule.lr, schedule.min_lr, schedule.epochs) == ("cosine-epochs", 1e-3, 1e-5, 300)
     assert (schedule.warmup_epochs, schedule.warmup_init) == (5, 1e-6)
@@ -253,6 +255,7 @@ def test_training_goes_on_as_deit_trained(tmp_path: Path, nested: type[argparse.
 def test_training_goes_on_without_mixing(tmp_path: Path, nested: type[argparse.Namespace], capsys) -> None:
     recipe = deit_recipe(tmp_path, nested, sched="step", mixup=0.0)
     assert (recipe.schedule.kind, recipe.schedule.lr) == ("constant", 1e-3)
+    assert isinstance(recipe.data, ImageData)
     assert (recipe.data.mixing, recipe.train.smoothing) == (None, 0.1)
     assert "with a fresh one, at a constant learning rate\n" in capsys.readouterr().out
 

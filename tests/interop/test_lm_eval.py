@@ -12,8 +12,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="pip install 'subquad[lm-eval]'"
 
 from subquad.cli.main import run as command  # noqa: E402
 from subquad.interop.lm_eval import SubquadLM  # noqa: E402
-from subquad.train.evaluation import evaluate_run  # noqa: E402
-from subquad.train.loaded import load_run  # noqa: E402
+from subquad.train.run import evaluate_run, load_run  # noqa: E402
 
 LINES = [
     f"the {thing} is {colour} and the {thing} is old"

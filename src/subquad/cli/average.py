@@ -35,9 +35,8 @@ def average(
     subquad evaluate runs/phrases --checkpoint average
     """
     from subquad.train import checkpoint as stored
-    from subquad.train.loaded import check_run, find_checkpoint
     from subquad.train.recipe import read_recipe
-    from subquad.train.run import RECIPE
+    from subquad.train.run import RECIPE, check_run, find_checkpoint
 
     if sum(given is not None and given != [] for given in (checkpoints, epochs, updates)) != 1:
         raise ValueError("say which checkpoints to average, in one way: their names, --epochs N or --updates N")
@@ -46,7 +45,7 @@ def average(
     if "/" in name or not name:
         raise ValueError(f"--name {name!r}: a name is needed, not a path; the result is RUN/checkpoints/NAME")
     check_run(run)
-    folder = run / "checkpoints"
+    folder = stored.checkpoint_folder(run)
     if checkpoints:
         recipe = read_recipe(run / RECIPE)
         chosen = [find_checkpoint(run, recipe, one) for one in checkpoints]

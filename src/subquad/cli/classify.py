@@ -24,10 +24,10 @@ def classify(
     subquad classify runs/digits image.png
     subquad classify runs/digits images/*.png images.npz --checkpoint last
     """
-    from subquad.train.classifying import Classifier
-    from subquad.train.loaded import load_run
+    from subquad.tasks.image_classification import image_classifier
+    from subquad.train.run import load_run
 
-    classifier = Classifier(load_run(run, checkpoint))
+    classifier = image_classifier(load_run(run, checkpoint))
     unreadable = 0
     for name in images:
         try:

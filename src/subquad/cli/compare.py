@@ -135,7 +135,7 @@ def make_plan(
     task = open_task(read, out)
     plan = Plan(
         recipe=recipe,
-        decided=task.model_options(),
+        decided=task.data_dependent_model_config(),
         variants=tuple(variants),
         seeds=parse_seeds(seeds, read.train.seed),
         split=split_of(task, split),

@@ -14,8 +14,6 @@ from subquad.cli.output import print_table, progress
 if TYPE_CHECKING:
     from subquad.train.distributed import Workers
 
-SHARES = ("top1", "top5")
-
 
 def evaluate(
     run: Annotated[
@@ -93,14 +91,14 @@ def _evaluate(
     from subquad.environment import environment
     from subquad.evaluate.report import FORMAT, WHAT, write_evaluation
     from subquad.files import read_metadata
-    from subquad.train.evaluation import PASSES, STEPS, evaluate_run
-    from subquad.train.loaded import load_run
+    from subquad.tasks.evaluation import STEPS
+    from subquad.train.run import evaluate_run, load_run
 
     loaded = load_run(run, checkpoint, changes)
     if other is not None and (task := read_metadata(other, FORMAT, WHAT, ["task"])["task"]) != loaded.recipe.task:
         raise ValueError(f"{run} is a run of task {loaded.recipe.task}, {other} of {task}: the two cannot be compared")
     start = time.monotonic()
-    steps = STEPS * PASSES.get(loaded.recipe.task, 1)
+    steps = STEPS * loaded.recipe.task_class.evaluation_passes
     with progress(steps) if workers.leads else nullcontext() as report:
         found = evaluate_run(loaded, split, context_window=context_window, workers=workers, report=report)
     content = {
@@ -124,10 +122,10 @@ def _show(content: Mapping[str, Any], path: Path) -> None:
     headers = ["metric", "value", "95 % interval", *(["difference", "p"] if differences else []), "computed as"]
     rows = []
     for name, metric in content["metrics"].items():
-        row = [name, _shown(name, metric["value"]), _between(name, metric)]
+        row = [name, _shown(metric, metric["value"]), _between(metric, metric)]
         if name in differences:
             found = differences[name]
-            row += [f"{_shown(name, found['difference'])} ({_between(name, found)})", f"{found['p_value']:.3f}"]
+            row += [f"{_shown(metric, found['difference'])} ({_between(metric, found)})", f"{found['p_value']:.3f}"]
         elif differences:
             row += ["", ""]
         rows.append([*row, metric["signature"]])
@@ -137,11 +135,10 @@ def _show(content: Mapping[str, Any], path: Path) -> None:
     print(f"checkpoint {content['checkpoint']}, update {content['update']:,}; written to {path}")
 
 
-def _shown(name: str, value: float) -> str:
-    if name in SHARES:
-        return f"{100 * value:.2f} %"
-    return f"{value:.4f}" if name == "bits_per_byte" else f"{value:.2f}"
+def _shown(metric: Mapping[str, Any], value: float) -> str:
+    shown = f"{100 * value if metric['percent'] else value:.{metric['decimals']}f}"
+    return f"{shown} %" if metric["percent"] else shown
 
 
-def _between(name: str, values: Mapping[str, float]) -> str:
-    return f"{_shown(name, values['low'])} to {_shown(name, values['high'])}"
+def _between(metric: Mapping[str, Any], values: Mapping[str, float]) -> str:
+    return f"{_shown(metric, values['low'])} to {_shown(metric, values['high'])}"

@@ -36,7 +36,7 @@ def export(
     subquad export runs/speeches --to huggingface --out speeches-hf
     """
     from subquad.train.artifacts import local_run
-    from subquad.train.loaded import load_run
+    from subquad.train.run import load_run
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already; give a new folder, or remove it")

@@ -55,7 +55,7 @@ def generate(
     from subquad.decode.generate import Generator
     from subquad.decode.options import SampleOptions
     from subquad.models import LanguageModel
-    from subquad.train.loaded import load_run
+    from subquad.train.run import load_run
 
     if beam is not None and greedy:
         raise ValueError("give --greedy or --beam, not both")

@@ -86,22 +86,21 @@ def train(
 
 def _run_of(recipe: Path) -> Path | None:
     """The run whose own recipe this is, if it is one that has learned something."""
-    from subquad.train.checkpoint import checkpoints
+    from subquad.train.checkpoint import checkpoint_folder, checkpoints
     from subquad.train.run import RECIPE
 
-    return recipe.parent if recipe.name == RECIPE and checkpoints(recipe.parent / "checkpoints") else None
+    return recipe.parent if recipe.name == RECIPE and checkpoints(checkpoint_folder(recipe.parent)) else None
 
 
 def _task(recipe: "Recipe", folder: Path, workers: "Workers") -> "Task":
     """Opens the run and its data."""
     from subquad.train.run import open_run
-    from subquad.train.sources import task_of
 
     if not workers.leads:  # files are written by one; the others read them
         workers.wait()
-        return task_of(recipe, folder / "data")
+        return recipe.build_task(folder / "data")
     open_run(recipe, folder)
-    task = task_of(recipe, folder / "data")
+    task = recipe.build_task(folder / "data")
     task.save_inputs(folder)
     workers.wait()
     return task
@@ -126,13 +125,8 @@ def _train(recipe: "Recipe", folder: Path, workers: "Workers") -> None:
 
 def _left_out(task: "Task", trainer: "Trainer") -> Iterator[str]:
     """What of the data is not used, in lines; images tell when they are read."""
-    from subquad.tasks.language import LanguageTask
-    from subquad.tasks.masked import MaskedTask
-    from subquad.tasks.translation import TranslationTask
-
-    if isinstance(task, TranslationTask | LanguageTask | MaskedTask):
-        for split, reasons in task.data.skipped().items():
-            yield f"{split}: samples skipped: {reasons}"
+    for split, reasons in task.skipped().items():
+        yield f"{split}: samples skipped: {reasons}"
     if count := len(trainer.plan.skipped):
         yield f"train: {count:,} samples are longer than train.budget.max_tokens and left out"
 
@@ -171,24 +165,17 @@ def _describe(recipe: "Recipe") -> None:
     from subquad.cli.output import print_table
     from subquad.models.costs import costs
 
-    images = recipe.task == "image-classification"
-    augment = recipe.data.augment
-    decided = {"image_size": augment.size, "channels": len(augment.mean)} if augment else _asked_vocabularies(recipe)
-    data = recipe.model_data(decided)
-    tokens = recipe.train.budget.max_tokens or 4096
-    length = min(tokens, 64 if recipe.task == "translation" else recipe.data.blocks.tokens_per_sample)
-    most = recipe.train.budget.max_sentences
-    fitting = most if most and recipe.train.budget.max_tokens is None else max(1, tokens // length)
-    batch = (most or 64) if images else min(most or tokens, fitting)
-    cost = costs(data, batch, length, streaming=False)
+    data = recipe.model_data(recipe.task_class.expected_model_config(recipe.data))
+    batch, length = recipe.task_class.typical_batch(recipe.data, recipe.train.budget)
+    cost = costs(data, batch, length or 1, streaming=False)
     rows = [
         ["task", recipe.task],
-        ["batch", f"{batch} images" if images else f"{batch} x {length} tokens"],
+        ["batch", f"{batch} images" if length is None else f"{batch} x {length} tokens"],
         ["parameters", f"{cost.parameters:,}{_given_vocabulary(data)}"],
         ["training memory", f"{cost.training_bytes / 1e6:,.0f} MB"],
     ]
     wrong = {}
-    for name, files in _files(recipe).items():
+    for name, files in recipe.data.input_files().items():
         missing = [file for file in files if not Path(file).exists()]
         problem = f"missing: {', '.join(missing)}" if missing else _unreadable(recipe, name)
         rows.append([f"data: {name}", problem or "found"])
@@ -199,17 +186,6 @@ def _describe(recipe: "Recipe") -> None:
         raise ValueError(f"this cannot be trained: {'; '.join(f'{name}: {why}' for name, why in wrong.items())}")
 
 
-def _asked_vocabularies(recipe: "Recipe") -> dict[str, int]:
-    """Sizes that the recipe's tokenizers are given; without them the model's own stand."""
-    source = recipe.data.tokenizer.vocab_size
-    target = recipe.data.target_tokenizer.vocab_size if recipe.data.target_tokenizer is not None else source
-    if source is None or target is None:
-        return {}
-    if recipe.task == "translation":
-        return {"source_vocab": source, "target_vocab": target}
-    return {"vocab": source + (recipe.task == "masked-language-model")}  # one symbol hides words
-
-
 def _given_vocabulary(model: dict[str, Any]) -> str:
     sizes = dict.fromkeys(model[name] for name in ("vocab", "source_vocab", "target_vocab") if name in model)
     shown = " and ".join(f"{size:,}" for size in sizes)
@@ -217,33 +193,9 @@ def _given_vocabulary(model: dict[str, Any]) -> str:
 
 
 def _unreadable(recipe: "Recipe", split: str) -> str | None:
-    """Why the first sample of a split of text files cannot be read, if it cannot."""
-    from subquad.data.text.sources import read_samples
-    from subquad.data.text.store import FIELDS, prepared_for
-
-    source = recipe.data.splits.get(split)
-    if source is None or source.is_ids:
-        return None
+    """Why the first sample of a split cannot be read, if it cannot."""
     try:
-        next(read_samples(source, FIELDS[prepared_for(recipe.task)]))
+        recipe.data.check_first_sample(split)
     except ValueError as error:
         return str(error)
     return None
-
-
-def _files(recipe: "Recipe") -> dict[str, list[str]]:
-    """Files and folders that the recipe reads, by what they are."""
-    from subquad.data.hub import HUB
-
-    data = recipe.data
-    files = {split: list(source.files) for split, source in data.splits.items() if not source.is_hub}
-    files |= {split: [path for path in paths if not path.startswith(HUB)] for split, paths in data.images.items()}
-    if data.folder is not None:
-        files["folder"] = [data.folder]
-    if data.fairseq is not None:
-        files["folder"] = [data.fairseq.path, *filter(None, [data.fairseq.codes])]
-    for name, config in (("tokenizer", data.tokenizer), ("target tokenizer", data.target_tokenizer)):
-        paths = [] if config is None else [config.path, config.codes, config.dictionary]
-        if given := [path for path in paths if path is not None]:
-            files[name] = given
-    return files

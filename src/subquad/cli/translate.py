@@ -98,7 +98,7 @@ def translate(
 def _open(runs: list[Path], checkpoint: str, given: dict[str, Any], alignments: bool) -> "Translator":
     from subquad.decode.translate import Translator
     from subquad.models import Seq2Seq
-    from subquad.train.loaded import load_run
+    from subquad.train.run import load_run
 
     for run in runs[1:]:
         if run.is_file():

@@ -28,9 +28,7 @@ from subquad.compare.subprocesses import Say, Worker
 from subquad.compare.trials import run_cell, stored_cell
 from subquad.config import nearest
 from subquad.tasks.base import Task
-from subquad.tasks.classification import ClassificationTask
 from subquad.train.recipe import Recipe
-from subquad.train.sources import task_of
 
 WAIT = 3.0
 """Seconds between looks at what other processes do."""
@@ -60,12 +58,12 @@ ALL = Share()
 def open_task(recipe: Recipe, out: Path) -> Task:
     """The recipe's data, which is prepared once for all cells."""
     with _turn(out, "data", lambda message: print(message, file=sys.stderr)):
-        return task_of(recipe, out / "data")
+        return recipe.build_task(out / "data")
 
 
 def split_of(task: Task, wanted: str | None) -> str:
     """The split to evaluate on: the one that is wanted, or `test`, or `valid`; one that is not there is refused."""
-    known = task.splits if isinstance(task, ClassificationTask) else task.data.splits  # type: ignore[attr-defined]
+    known = task.split_names
     split = wanted or ("test" if "test" in known else "valid")
     if split not in known:
         raise ValueError(

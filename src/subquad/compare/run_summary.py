@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,39 +15,20 @@ from subquad.data.batches import BatchPlan
 from subquad.data.prefetch import batch_seed
 from subquad.files import CHECKSUM, read_metadata
 from subquad.models import model_from
-from subquad.tasks.base import INPUTS, INPUTS_FORMAT
-from subquad.train.checkpoint import latest, read_state
+from subquad.tasks.base import INPUTS, INPUTS_FORMAT, task_class
+from subquad.train.checkpoint import checkpoint_folder, latest, read_state
 from subquad.train.log import RESUMED, read_metrics
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import ENVIRONMENT, RECIPE
-from subquad.train.sources import task_of
 
 EPOCHS, BATCHES = 3, 4
 """The checksum of the data's order is over the numbers of so many epochs and the content of so many batches."""
-METRICS = {
-    "translation": ("bleu", Metric(name="BLEU", better="higher")),
-    "language-model": ("ppl", Metric(name="perplexity", better="lower")),
-    "masked-language-model": ("ppl", Metric(name="perplexity of hidden words", better="lower")),
-    "image-classification": ("top1", Metric(name="top-1", better="higher", unit=" %")),
-}
-"""What quality means: the name in evaluations and validations, and what people read."""
-SHARES = ("top1", "top5")
-"""Metrics that are shares of 1 in files, and percentages for people."""
 
 
-def floor_of(task: str, decided: Mapping[str, Any], samples: int) -> float:
-    """The score up to which a model may as well have learned nothing. decided: what the data says about the model.
-
-    BLEU          1
-    top-1         guessing gives 1 / classes: this, and two standard deviations of it over so many samples
-    perplexity    guessing gives the size of the vocabulary, and the frequencies of words far less: half the size
-    """
-    if task == "translation":
-        return 1.0
-    if task == "image-classification":
-        share = 1 / decided["classes"]
-        return 100 * (share + 2 * math.sqrt(share * (1 - share) / samples))
-    return decided["vocab"] / 2
+def metric_of(task: str) -> Metric:
+    """What quality means, for people."""
+    main = task_class(task).main_metric
+    return Metric(name=main.title, better=main.better, unit=main.unit)
 
 
 class Order(NamedTuple):
@@ -69,7 +49,7 @@ def describe_run(found: Cell, run: Path) -> None:
         model = model_from(recipe.model_data(decided))
     found.parameters, found.config = model.parameter_count(), mixing_of(model)
     found.setting = _setting(run, recipe)
-    if (path := latest(run / "checkpoints")) is not None:
+    if (path := latest(checkpoint_folder(run))) is not None:
         found.training_seconds = 60 * read_state(path).extra["minutes"]
     if (run / "metrics.jsonl").exists():
         found.curve = curve(read_metrics(run / "metrics.jsonl"), recipe.task, found.training_seconds)
@@ -81,10 +61,8 @@ def describe_run(found: Cell, run: Path) -> None:
 def _setting(run: Path, recipe: Recipe) -> dict[str, Any]:
     machine = json.loads((run / ENVIRONMENT).read_text()) if (run / ENVIRONMENT).exists() else {}
     setting = {name: machine[name] for name in ("cpu", "threads", "torch") if name in machine}
-    budget = recipe.train.budget
+    budget = recipe.task_class.budget(recipe.train.budget)
     limits = {"max_tokens": budget.max_tokens, "max_sentences": budget.max_sentences}
-    if recipe.task == "image-classification":
-        del limits["max_tokens"]  # images count by number
     batch = ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
     return {**setting, "precision": recipe.train.precision, "batch": batch, "accumulate": recipe.train.accumulate}
 
@@ -97,7 +75,7 @@ def curve(records: Sequence[Mapping[str, Any]], task: str, total: float | None) 
 
     The time between an interruption and going on is not counted.
     """
-    name, _ = METRICS[task]
+    metric = task_class(task).main_metric
     passed, points = 0.0, []
     for before, record in zip([None, *records], records, strict=False):
         if before is not None and record["event"] != RESUMED:
@@ -110,7 +88,7 @@ def curve(records: Sequence[Mapping[str, Any]], task: str, total: float | None) 
             update=record["update"],
             seconds=None if total is None else max(0.0, start + seconds),
             loss=_number(record.get("loss")),
-            value=_shown(name, _number(record.get(name))),
+            value=None if (value := _number(record.get(metric.key))) is None else metric.scale * value,
         )
         for seconds, record in points
     ]
@@ -121,21 +99,17 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _shown(name: str, value: float | None) -> float | None:
-    return 100 * value if value is not None and name in SHARES else value
-
-
 # ---------------------------------------------------------------------- scores
 
 
 def scores_of(evaluation: Path, task: str) -> dict[str, Score]:
     """The metrics of an evaluation; the one that quality is judged by has its name for people."""
     content = json.loads(evaluation.read_text())
-    main, metric = METRICS[task]
+    metric = task_class(task).main_metric
     scores = {}
     for name, found in content["metrics"].items():
-        scale = 100 if name in SHARES else 1
-        scores[metric.name if name == main else name] = Score(
+        scale = 100 if found["percent"] else 1
+        scores[metric.title if name == metric.key else name] = Score(
             value=scale * found["value"],
             low=scale * found["low"],
             high=scale * found["high"],
@@ -151,10 +125,9 @@ def scores_of(evaluation: Path, task: str) -> dict[str, Score]:
 def order_of(run: Path) -> Order | None:
     """From the run's own recipe and data; None where the data is gone."""
     recipe = read_recipe(run / RECIPE)
-    text = recipe.task != "image-classification"
-    if text and recipe.data.folder is None and not (run / "data").exists():
+    if not recipe.data.is_available(run / "data"):
         return None
-    task, config = task_of(recipe, run / "data"), recipe.train
+    task, config = recipe.build_task(run / "data"), recipe.train
     samples = task.samples("train", training=True)
     plan = BatchPlan(*samples.sizes, budget=task.budget(config.budget), seed=config.seed)
     total = hashlib.sha256()
@@ -172,7 +145,7 @@ def order_of(run: Path) -> Order | None:
 
 def epoch_cost(found: Cell, run: Path, order: Order) -> EpochCost | None:
     """An epoch at the run's median speed; where its log is too short to tell, at its mean time for an update."""
-    path = latest(run / "checkpoints")
+    path = latest(checkpoint_folder(run))
     if path is None or not found.training_seconds:
         return None
     if found.tokens_per_second is not None:

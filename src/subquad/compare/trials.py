@@ -11,25 +11,21 @@ The folder of a finished run that was taken as a cell holds all but the run.
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import yaml
 from safetensors.numpy import load_file
 
 from subquad.compare.plan import CellName, Plan
 from subquad.compare.report.schema import Cell, EpochCost, Paired
-from subquad.compare.run_summary import METRICS, SHARES, describe_run, epoch_cost, order_of, scores_of
+from subquad.compare.run_summary import describe_run, epoch_cost, order_of, scores_of
 from subquad.compare.subprocesses import Say, run_module
-from subquad.evaluate.accuracy import share
-from subquad.evaluate.bleu import bleu
 from subquad.evaluate.measure import Measure
-from subquad.evaluate.perplexity import perplexity
 from subquad.evaluate.report import samples_path
 from subquad.evaluate.significance import paired
 from subquad.files import read_metadata, write_json
+from subquad.tasks import task_class
 
 COMMANDS = "subquad.cli.main"
 FILE, FORMAT = "cell.json", "subquad-cell-1"
@@ -115,19 +111,20 @@ def _stored_peak(folder: Path) -> int:
 
 def paired_cells(out: Path, plan: Plan, ours: CellName, base: CellName) -> Paired | None:
     """The difference in the metric on the same samples; None if the two were evaluated on different ones."""
-    main, _ = METRICS[plan.recipe["task"]]
+    metric = task_class(plan.recipe["task"]).main_metric
+    main = metric.key
     measures, samples = [], []
     for name in (ours, base):
         path = cell_folder(out, plan, name) / EVALUATION
         content = json.loads(path.read_text())
         samples.append((content["data"]["sha256"], content["metrics"][main]["signature"]))
         statistics = load_file(samples_path(path))[main]
-        measures.append(Measure(statistics, _score_of(main), content["metrics"][main]["signature"]))
+        measures.append(Measure(statistics, metric.score, content["metrics"][main]["signature"]))
     if samples[0] != samples[1]:
         return None
     first, second = measures
     found = paired(first, second)
-    scale = 100 if main in SHARES else 1
+    scale = metric.scale
     return Paired(
         mechanism=ours.label,
         seed=ours.seed,
@@ -138,9 +135,3 @@ def paired_cells(out: Path, plan: Plan, ours: CellName, base: CellName) -> Paire
         samples=len(first.statistics),
         method=f"paired bootstrap, {found.resamples:,} resamples",
     )
-
-
-def _score_of(metric: str) -> Callable[[np.ndarray], float]:
-    """From sums of statistics to the score; the statistics of these measures of nothing are not used."""
-    nothing = {"bleu": lambda: bleu([""], [""]), "ppl": lambda: perplexity(np.ones((1, 2)))}
-    return nothing.get(metric, lambda: share(np.ones(1), ""))().score

@@ -18,7 +18,12 @@ def class_ranks(logits: Tensor, labels: Tensor) -> Tensor:
 def share(hits: np.ndarray, signature: str) -> Measure:
     """How many of the samples are hits: (samples,) of 0 and 1, as a number from 0 to 1."""
     statistics = np.stack([hits.astype(np.float64), np.ones(len(hits))], 1)
-    return Measure(statistics, lambda sums: float(sums[0] / sums[1]), signature)
+    return Measure(statistics, share_score, signature, percent=True)
+
+
+def share_score(sums: np.ndarray) -> float:
+    """The score of `share` from sums of its statistics."""
+    return float(sums[0] / sums[1])
 
 
 def tops(classes: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ References are one text for each hypothesis, or several streams of one text for 
 of one-line lists would score the first sentence against all references, which looks like a good result.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -117,8 +118,18 @@ def _measure(metric: BLEU | CHRF, hypotheses: Sequence[str], references: Referen
     streams = checked_streams(hypotheses, references)
     # The two methods behind sacrebleu's own bootstrap: statistics of each sentence, and the score of their sum.
     statistics = np.array(metric._extract_corpus_statistics(hypotheses, streams), np.float64)
+    return Measure(statistics, functools.partial(_score, metric), str(metric.get_signature()))
 
-    def score(sums: np.ndarray) -> float:
-        return float(metric._compute_score_from_stats(sums.round().astype(np.int64).tolist()).score)
 
-    return Measure(statistics, score, str(metric.get_signature()))
+def bleu_score(sums: np.ndarray) -> float:
+    """The score of `bleu` from sums of its statistics."""
+    return _score(_plain_bleu(), sums)
+
+
+@functools.cache
+def _plain_bleu() -> BLEU:
+    return BLEU()
+
+
+def _score(metric: BLEU | CHRF, sums: np.ndarray) -> float:
+    return float(metric._compute_score_from_stats(sums.round().astype(np.int64).tolist()).score)

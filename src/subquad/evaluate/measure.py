@@ -15,12 +15,17 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Measure:
-    """One metric of one split. statistics: (samples, k); score: of sums (k,); signature: how it was computed."""
+    """One metric of one split. statistics: (samples, k); score: of sums (k,); signature: how it was computed.
+
+    percent: people read it times 100; decimals: so many of them.
+    """
 
     statistics: np.ndarray
     score: Callable[[np.ndarray], float]
     signature: str
     better: Literal["higher", "lower"] = "higher"
+    percent: bool = False
+    decimals: int = 2
 
     def __post_init__(self) -> None:
         if self.statistics.ndim != 2 or not len(self.statistics):

@@ -91,13 +91,14 @@ def perplexity(losses: np.ndarray, per: float = 1.0, signature: str = "") -> Mea
 
     per: units (such as words) for each token of the whole, where the mean is over those instead of tokens.
     """
+    return Measure(losses, lambda sums: perplexity_score(sums, per), signature, "lower")
 
-    def score(sums: np.ndarray) -> float:
-        return math.exp(min(LARGEST_EXPONENT, sums[0] / (sums[1] * per)))
 
-    return Measure(losses, score, signature, "lower")
+def perplexity_score(sums: np.ndarray, per: float = 1.0) -> float:
+    """The score of `perplexity` from sums of its losses."""
+    return math.exp(min(LARGEST_EXPONENT, sums[0] / (sums[1] * per)))
 
 
 def bits(losses: np.ndarray, per: float, signature: str) -> Measure:
     """Bits for each unit (such as a byte), of which there are `per` for each token; losses as for `perplexity`."""
-    return Measure(losses, lambda sums: float(sums[0] / (sums[1] * per) / math.log(2)), signature, "lower")
+    return Measure(losses, lambda sums: float(sums[0] / (sums[1] * per) / math.log(2)), signature, "lower", decimals=4)

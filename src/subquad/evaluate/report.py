@@ -44,7 +44,7 @@ class Evaluation:
         metrics = {}
         for name, measure in self.measures.items():
             sure = asdict(interval(measure, resamples))
-            how = {"better": measure.better, "signature": measure.signature}
+            how = {name: getattr(measure, name) for name in ("better", "percent", "decimals", "signature")}
             metrics[name] = {"value": measure.value, **sure, **how}
         return {
             "format": FORMAT,

@@ -22,7 +22,8 @@ from subquad.decode.beam import padded
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
 from subquad.models import LanguageModel
-from subquad.train.loaded import load_run
+from subquad.tasks.language_model import LanguageModelData
+from subquad.train.run import load_run
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -56,7 +57,8 @@ class SubquadLM(TemplateLM):
         self.model = loaded.model.to(self._device)
         self.words = loaded.tokenizer("text")
         self.generator = Generator([self.model], self.words)
-        self.max_length = loaded.recipe.data.blocks.tokens_per_sample
+        assert isinstance(loaded.data, LanguageModelData)
+        self.max_length = loaded.data.blocks.tokens_per_sample
 
     @property
     def eot_token_id(self) -> int:

@@ -12,7 +12,7 @@ from subquad.mixers import Mixer
 from subquad.mixers.attention import init_small, init_xavier
 from subquad.mixers.softmax import Softmax
 from subquad.nn.block import Block
-from subquad.nn.stack import MixerChoice, StackConfig, StackState
+from subquad.nn.stack import MixerChoice, Stack, StackConfig, StackState
 
 
 class Output(NamedTuple):
@@ -34,6 +34,8 @@ class ModelConfig(Options):
     """What a stack has unless it says otherwise, where this differs from other models."""
     entrances: ClassVar[Mapping[str, str]] = {}
     """Name of the embedding before a stack, where there is one."""
+    independent_of: ClassVar[frozenset[str]] = frozenset()
+    """What data decides about other kinds of model, and this kind has no option for."""
 
     @model_validator(mode="before")
     @classmethod
@@ -94,6 +96,50 @@ class Model(nn.Module):
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
+
+    has_one_stack: ClassVar[bool] = True
+    """Whether one stack mixes the input, so that its cost can be measured alone."""
+
+    @property
+    def input_stack(self) -> Stack:
+        """The stack that mixes the input; of several, the first."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ inputs of any length
+
+    @classmethod
+    def possible_length(cls, length: int) -> int:
+        """The number of tokens nearest below `length` that an input can have."""
+        return length
+
+    @classmethod
+    def config_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:  # noqa: ARG003
+        """Options of the model for inputs of a `possible_length`; tables of positions are another matter."""
+        return dict(options)
+
+    @property
+    def native_length(self) -> int | None:
+        """Tokens of the inputs that the config is for; None: inputs may have any length."""
+        return None
+
+    def grid(self, length: int) -> tuple[int, int] | None:  # noqa: ARG002
+        """The grid of an input of a `possible_length` in the input stack; None: it is a sequence."""
+        return None
+
+    def stack_length(self, length: int) -> int:
+        """Tokens that the input stack mixes, of an input of `length` tokens."""
+        return length
+
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        """Arguments of the forward pass: `batch` random inputs of a `possible_length`, on the generator's device.
+
+        Without a generator they are on torch's default device.
+        """
+        raise NotImplementedError
+
+
+def random_tokens(vocab: int, batch: int, length: int, generator: torch.Generator | None) -> Tensor:
+    return torch.randint(vocab, (batch, length), generator=generator, device=generator.device if generator else None)
 
 
 # ---------------------------------------------------------------------- registry

@@ -2,10 +2,11 @@
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
+from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.stack import Stack, StackConfig
@@ -38,6 +39,13 @@ class TextClassifier(Model):
         self.encoder = Stack(config.encoder)
         self.head = _class_head(config.dim, config.head_hidden, config.classes)
         init_as_fairseq(self)
+
+    @property
+    def input_stack(self) -> Stack:
+        return self.encoder
+
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        return (random_tokens(self.config.vocab, batch, length, generator),)
 
     def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> Output:
         """padding: (batch, time) bool, True = ignore; None: every token counts."""

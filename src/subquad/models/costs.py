@@ -57,13 +57,13 @@ def costs(config: dict[str, Any], batch: int, length: int, streaming: bool = Tru
     whole: dict[str, Any] = {side: {"layer_drop": 0.0} for side in ("encoder", "decoder") if side in config}
     with torch.device("meta"):
         model = model_from(merged(config, whole))
-        given = _inputs(model, batch, length)
+        given = model.random_inputs(batch, model.native_length or length)
         model.eval()
         flops = forward_flops(lambda: model(*given))
         kept = _kept_for_backward(model.train(), given)
         state = _state_bytes(model.eval(), batch, length) if streaming else None
     weights = FLOAT_BYTES * model.parameter_count()
-    tokens = batch * _image_tokens(model) if given[0].is_floating_point() else sum(part.numel() for part in given)
+    tokens = batch * model.native_length if model.native_length else sum(part.numel() for part in given)
     return Costs(
         tokens=tokens,
         parameters=model.parameter_count(),
@@ -80,22 +80,6 @@ def forward_flops(run: Callable[[], object]) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         run()
     return counter.get_total_flops()
-
-
-def _inputs(model: Model, batch: int, length: int) -> tuple[Tensor, ...]:
-    config = model.config
-    if config.kind in ("vision", "pyramid"):
-        side = getattr(config, "image_size", 224)
-        return (torch.empty(batch, config.channels, side, side),)
-    tokens = torch.zeros(batch, length, dtype=torch.int64)
-    return (tokens, tokens) if config.kind == "encoder-decoder" else (tokens,)
-
-
-def _image_tokens(model: Model) -> int:
-    """Patches of an image; of a pyramid those of its finest grid."""
-    if model.config.kind == "vision":
-        return model.config.side**2
-    return (224 // 4) ** 2
 
 
 def _kept_for_backward(model: Model, given: tuple[Tensor, ...]) -> int:

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
+from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, build_head
@@ -38,6 +38,13 @@ class LanguageModel(Model):
         self.decoder = Stack(config.decoder)
         self.head = build_head(config.head, config.dim, config.vocab, self.embedding)
         init_as_fairseq(self)
+
+    @property
+    def input_stack(self) -> Stack:
+        return self.decoder
+
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        return (random_tokens(self.config.vocab, batch, length, generator),)
 
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -5,10 +5,11 @@ A hidden word is replaced by a symbol of its own, the last of the vocabulary: no
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
+from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.feedforward import PLAIN
@@ -49,6 +50,13 @@ class MaskedLanguageModel(Model):
         self.last_norm = nn.LayerNorm(config.dim)
         self.head = build_head(config.head, config.dim, config.vocab, self.embedding)
         init_as_fairseq(self)
+
+    @property
+    def input_stack(self) -> Stack:
+        return self.encoder
+
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        return (random_tokens(self.config.vocab, batch, length, generator),)
 
     def features(self, tokens: Tensor, padding: Tensor | None = None) -> Stacked:
         """What the stack makes of the tokens: (batch, time, dim)."""

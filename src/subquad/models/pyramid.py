@@ -5,15 +5,22 @@ The mechanism works at the full resolution of its stage. As in the originals the
 Citation: Wang et al., "PVT v2: improved baselines with pyramid vision transformer", 2022.
 """
 
-from typing import Literal
+import math
+from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.models.base import Model, ModelConfig, Output, init_as_vision, mean_aux, outside_mixers, register_model
+from subquad.models.vision import random_images
 from subquad.nn.block import BlockInputs
 from subquad.nn.patches import OverlappingPatches
 from subquad.nn.stack import Stack, StackConfig, rising
+
+NATIVE_SIDE = 224
+FINEST_PATCH = 4
+"""Pixels between the cells of the finest grid."""
 
 
 class PyramidConfig(ModelConfig):
@@ -24,6 +31,8 @@ class PyramidConfig(ModelConfig):
         min_length=1, description="the stacks, from the finest grid to the coarsest"
     )
     drop_path: float = Field(0.0, ge=0.0, lt=1.0, description="drop path of the last block; rises over all stages")
+
+    independent_of: ClassVar = frozenset({"image_size"})
 
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
@@ -37,13 +46,14 @@ class Pyramid(Model):
 
     Config = PyramidConfig
     config: PyramidConfig
+    has_one_stack = False
 
     def __init__(self, config: PyramidConfig) -> None:
         super().__init__(config)
         widths = [config.channels, *(stage.dim for stage in config.stages)]
         # the first stage reads 7 x 7 pixels every 4, the others 3 x 3 cells every 2
         self.patches = nn.ModuleList(
-            OverlappingPatches(widths[number], widths[number + 1], 3 if number else 7, 2 if number else 4)
+            OverlappingPatches(widths[number], widths[number + 1], 3 if number else 7, 2 if number else FINEST_PATCH)
             for number in range(len(config.stages))
         )
         rates = iter(rising(config.drop_path, sum(stage.layers for stage in config.stages)))
@@ -61,6 +71,28 @@ class Pyramid(Model):
         pairs = zip(self.patches, self.stages, strict=True)
         stages = {f"stage {number}": nn.ModuleList(pair) for number, pair in enumerate(pairs, 1)}
         return stages | {"head": self.head}
+
+    @property
+    def input_stack(self) -> Stack:
+        stack = self.stages[0]
+        assert isinstance(stack, Stack)
+        return stack
+
+    @classmethod
+    def possible_length(cls, length: int) -> int:
+        """Images are square: so are the numbers of the cells of the finest grid."""
+        return max(1, math.isqrt(length)) ** 2
+
+    @property
+    def native_length(self) -> int | None:
+        """Of ImageNet's images."""
+        return (NATIVE_SIDE // FINEST_PATCH) ** 2
+
+    def grid(self, length: int) -> tuple[int, int] | None:
+        return (math.isqrt(length),) * 2
+
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        return (random_images(self.config.channels, math.isqrt(length) * FINEST_PATCH, batch, generator),)
 
     def forward(self, images: Tensor) -> Output:
         regularisers = []

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, register_model
+from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, build_head
@@ -55,6 +55,14 @@ class Seq2Seq(Model):
         self.encoder, self.decoder = Stack(config.encoder), Stack(config.decoder)
         self.head = build_head(config.head, config.dim, config.target_vocab, self.target)
         init_as_fairseq(self)
+
+    @property
+    def input_stack(self) -> Stack:
+        return self.encoder
+
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        sizes = self.config.source_vocab, self.config.target_vocab
+        return tuple(random_tokens(size, batch, length, generator) for size in sizes)
 
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -4,7 +4,9 @@ With a class token, a sequence instead of a grid: the class token and then the p
 from the class token (DeiT).
 """
 
-from typing import ClassVar, Literal
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -63,6 +65,34 @@ class VisionTransformer(Model):
             if table is not None:
                 nn.init.trunc_normal_(table, std=0.02)
 
+    @property
+    def input_stack(self) -> Stack:
+        return self.encoder
+
+    @classmethod
+    def possible_length(cls, length: int) -> int:
+        """Images are square: so are the numbers of their patches."""
+        return max(1, math.isqrt(length)) ** 2
+
+    @classmethod
+    def config_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
+        patch = options.get("patch", VisionConfig.model_fields["patch"].default)
+        return {**options, "image_size": math.isqrt(length) * patch}
+
+    @property
+    def native_length(self) -> int | None:
+        return self.config.side**2
+
+    def grid(self, length: int) -> tuple[int, int] | None:
+        """A class token turns the grid of an image into a sequence."""
+        return None if self.config.class_token else (math.isqrt(length),) * 2
+
+    def stack_length(self, length: int) -> int:
+        return length + self.config.class_token
+
+    def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+        return (random_images(self.config.channels, math.isqrt(length) * self.config.patch, batch, generator),)
+
     def forward(self, images: Tensor) -> Output:
         x, place = self.patches(images)
         grid: tuple[int, int] | None = place
@@ -76,3 +106,9 @@ class VisionTransformer(Model):
         x, _, aux = self.encoder(self.drop(x), BlockInputs(grid=grid))
         pooled = x[:, 0] if self.class_token is not None else x.mean(1)
         return Output(self.head(pooled), None, mean_aux(aux))
+
+
+def random_images(channels: int, side: int, batch: int, generator: torch.Generator | None) -> Tensor:
+    """Square images (batch, channels, side, side)."""
+    device = generator.device if generator else None
+    return torch.randn(batch, channels, side, side, generator=generator, device=device)

@@ -1,81 +1,194 @@
-"""What the trainer needs of a task: samples with sizes, batches of them, a loss, and numbers for people.
+"""What a task is: the samples of its data, a loss, metrics, evaluation, and what a comparison asks about it.
 
-A task knows its data and nothing about optimisation. Losses are sums, so that the trainer divides once, by the targets
-of all micro-batches and workers together.
+A task is one file: a config of the recipe's section `data` (a `DataConfig`) and a `Task`, registered by name. Nothing
+outside that file knows the name. A task of another package registers itself through the entry point `subquad.tasks`.
+
+Losses are sums, so that the trainer divides once, by the targets of all micro-batches and processes together.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from subquad.data.batches import Batch, Budget
+from subquad.config import Options, nearest
+from subquad.data import builtin
+from subquad.data.batches import Budget
+from subquad.data.text.prepare import ReportProgress
 from subquad.data.tokenizers import Tokenizer
+from subquad.decode.options import DecodeOptions
+from subquad.evaluate.report import Evaluation
 from subquad.files import write_metadata
 from subquad.models import Model
-from subquad.tasks.losses import Loss
+from subquad.tasks.evaluation import Samples, SampleShards
+from subquad.tasks.losses import LossOutput, add_regularizer
 
 INPUTS, TOKENIZERS = "inputs.json", "tokenizers"
 INPUTS_FORMAT = 1
+PLUGINS = "subquad.tasks"
+"""The group of entry points through which other packages add tasks."""
 
 
-class Samples(Protocol):
-    """A split of a task's data."""
+class DataConfig(Options):
+    """The section `data` of a recipe. Every task has a class of its own."""
 
-    sizes: tuple[np.ndarray, ...]
-    """Tokens of every sample, eos included: one array for each side."""
+    def split_files(self, split: str) -> Sequence[str] | None:  # noqa: ARG002
+        """Files and names of hub data sets that a split is read from; None where splits are not named in the recipe."""
+        return None
 
-    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
-        """The samples of these numbers as tensors; padding is True where there is nothing.
+    def input_files(self) -> dict[str, list[str]]:
+        """Files and folders that are read, by what they are: a split, a tokenizer, a folder."""
+        return {}
 
-        seed: of the random choices, where there are any; the result depends on nothing else. Threads call it at once.
-        """
+    def example(self, split: str) -> str:
+        """How a user names the files of a split on the command line."""
+        return f"data.splits.{split}=FILE"
+
+    def check_first_sample(self, split: str) -> None:
+        """Raises a ValueError if the first sample of a split cannot be read, where this can be told at once."""
+
+    def check_smoothing(self, smoothing: float) -> None:
+        """Raises a ValueError if the data does not go together with label smoothing of the loss."""
+
+    def is_available(self, cache: Path) -> bool:  # noqa: ARG002
+        """Whether the data can be opened without preparing it anew. cache: where prepared data is kept."""
+        return True
+
+
+class TrainedModel(Protocol):
+    """A model with everything that its use needs beside the weights. `train.load_run` makes one of a run directory."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The content of inputs.json (see `Task.inputs`)."""
         ...
+
+    @property
+    def data(self) -> DataConfig: ...
+
+    @property
+    def decode(self) -> DecodeOptions: ...
+
+    @property
+    def prepared_data(self) -> Path | None:
+        """The folder in which training prepared this same data; None if there is none."""
+        ...
+
+    def tokenizer(self, side: str) -> Tokenizer: ...
 
 
 @dataclass(frozen=True)
-class StepLoss:
-    """What a batch costs. total: to differentiate; sums: numbers that add up over batches; count: targets."""
+class MainMetric:
+    """The metric by which comparisons judge a task's models.
 
-    total: Tensor
-    sums: dict[str, float]
-    count: int
+    key: its name in evaluations and validations. title: what people read. score: the value of the summed statistics of
+    samples, as in `Measure.score`. Values are multiplied by `scale` and followed by `unit` where people read them.
+    """
+
+    key: str
+    title: str
+    better: Literal["higher", "lower"]
+    score: Callable[[np.ndarray], float]
+    scale: float = 1.0
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """context_window: tokens of earlier text that a language model reads before those that count."""
+
+    context_window: int = 0
 
 
 class Task(ABC):
     """One kind of task on one data set."""
 
     name: ClassVar[str]
-    better: ClassVar[str] = "lower"
-    """Which values of `metric` are better."""
+    Data: ClassVar[type[DataConfig]]
+    """The class of the recipe's section `data`."""
+    model_kinds: ClassVar[tuple[str, ...]]
+    """The kinds of model that it trains."""
     metric: ClassVar[str] = "loss"
     """The validation metric that says which checkpoint is best."""
+    better: ClassVar[Literal["higher", "lower"]] = "lower"
+    """Which values of `metric` are better."""
+    main_metric: ClassVar[MainMetric]
+    decodes: ClassVar[bool] = False
+    """Whether its models write text: then there is a `decoding_workload`."""
+    evaluation_passes: ClassVar[int] = 1
+    """How many passes over the samples `evaluate` reports."""
+    reads_context: ClassVar[bool] = False
+    """Whether `evaluate` knows a context window."""
+    sized_by_tokens: ClassVar[bool] = True
+    """Whether the size of a sample is the number of its tokens; False: every sample counts 1."""
 
-    def __init__(self, smoothing: float, aux_weight: float) -> None:
+    def __init__(self, smoothing: float = 0.0, aux_weight: float = 0.0) -> None:
         """smoothing: of the targets. aux_weight: what the mixers' regulariser counts beside the loss of a target."""
         self.smoothing, self.aux_weight = smoothing, aux_weight
+
+    # ------------------------------------------------------------------ data
+
+    @classmethod
+    @abstractmethod
+    def open(
+        cls,
+        data: Any,
+        cache: Path,
+        smoothing: float = 0.0,
+        aux_weight: float = 0.0,
+        report: ReportProgress | None = None,
+    ) -> Self:
+        """The task on the data of a recipe. cache: where data is kept that has to be prepared first."""
+
+    @property
+    @abstractmethod
+    def split_names(self) -> Sequence[str]:
+        """The splits that there are."""
 
     @abstractmethod
     def samples(self, split: str, training: bool) -> Samples:
         """A split; `training` may shuffle, augment or cut it otherwise than validation does."""
 
-    @abstractmethod
-    def model_options(self) -> dict[str, Any]:
-        """What the data decides about the model: vocabularies, classes."""
-
-    @abstractmethod
-    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> StepLoss:
-        """The loss of a batch, summed over its targets."""
-
-    @abstractmethod
-    def budget(self, budget: Budget) -> Budget:
+    @classmethod
+    def budget(cls, budget: Budget) -> Budget:
         """The limits of a batch, where the task knows better than the recipe's defaults."""
+        return budget
+
+    def skipped(self) -> dict[str, str]:
+        """How many samples of a split were skipped and why, in words; splits without such are left out."""
+        return {}
+
+    # ------------------------------------------------------------------ model
+
+    @abstractmethod
+    def data_dependent_model_config(self) -> dict[str, Any]:
+        """Options of the model that follow from the data: vocabularies, classes."""
+
+    @classmethod
+    def expected_model_config(cls, data: Any) -> dict[str, Any]:  # noqa: ARG003
+        """What the recipe alone tells about `data_dependent_model_config`, before the data is read."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def typical_batch(cls, data: Any, budget: Budget) -> tuple[int, int | None]:
+        """Samples of a batch and tokens of each, as the recipe alone tells; None: a sample is no sequence of tokens."""
 
     def tokenizers(self) -> dict[str, Tokenizer]:
         """The tokenizers of inputs and outputs, by side; a task without text has none."""
@@ -87,40 +200,120 @@ class Task(ABC):
 
     def save_inputs(self, folder: Path) -> None:
         """Writes inputs.json and tokenizers/ beside the weights, so that using the model needs no training data."""
-        write_inputs(folder, self.name, self.tokenizers(), self.model_options(), self.inputs())
+        write_inputs(folder, self.name, self.tokenizers(), self.data_dependent_model_config(), self.inputs())
+
+    # ------------------------------------------------------------------ loss and validation
+
+    @classmethod
+    @abstractmethod
+    def model_loss(
+        cls, model: Any, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
+    ) -> tuple[LossOutput, Tensor | None]:
+        """The loss of a batch, summed over its targets, and the mixers' regulariser. pad: targets that do not count."""
+
+    @property
+    def pad(self) -> int:
+        """The number of the target that does not count; -1: all of them count."""
+        return -1
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> LossOutput:
+        """What training minimises: the summed loss of a batch, with the regulariser for every target of it."""
+        found, aux = self.model_loss(model, batch, self.pad, self.smoothing)
+        return add_regularizer(found, aux, self.aux_weight)
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         """Numbers for people from sums over `count` targets."""
         mean = {name: value / max(1, count) for name, value in sums.items()}
         return {"loss": mean.pop("nll"), **mean}
 
-    def with_aux(self, loss: Loss, aux: Tensor | None) -> StepLoss:
-        """The loss and, apart from it, the mixers' regulariser, which counts once for every target."""
-        sums = {"nll": float(loss.nll)}
-        if aux is None:
-            return StepLoss(loss.total, sums, loss.count)
-        regulariser = aux.float().mean()
-        total = loss.total + self.aux_weight * loss.count * regulariser if self.aux_weight else loss.total
-        return StepLoss(total, sums | {"regulariser": float(regulariser.detach()) * loss.count}, loss.count)
+    # ------------------------------------------------------------------ evaluation and comparison
+
+    @classmethod
+    @abstractmethod
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
+        """The quality of a trained model on a split, the same for all processes that share its samples."""
+
+    @classmethod
+    @abstractmethod
+    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:
+        """The value of the main metric, as people read it, up to which a model may as well have learned nothing.
+
+        model_config: see `data_dependent_model_config`. samples: how many were evaluated.
+        """
+
+    @classmethod
+    @abstractmethod
+    def random_batch(cls, model: Any, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """A batch of random samples of `length` tokens for `model_loss`, to measure costs with."""
+
+    @classmethod
+    def decoding_workload(cls, run: TrainedModel, split: str) -> Callable[[], int]:
+        """A function that decodes the first samples of a split and returns how many tokens it wrote."""
+        raise NotImplementedError(f"models of the task {cls.name} do not write text")
+
+
+# ---------------------------------------------------------------------- registry
+
+_TASKS: dict[str, type[Task]] = {}
+_loaded_plugins = False
+TaskType = TypeVar("TaskType", bound=type[Task])
+
+
+def register_task(task: TaskType) -> TaskType:
+    """Class decorator: makes a task known under its name."""
+    _TASKS[task.name] = task
+    return task
+
+
+def available_tasks() -> list[str]:
+    """The names of all tasks, those of other packages included."""
+    global _loaded_plugins
+    if not _loaded_plugins:
+        _loaded_plugins = True
+        for plugin in entry_points(group=PLUGINS):
+            plugin.load()
+    return list(_TASKS)
+
+
+def task_class(name: str) -> type[Task]:
+    """The task of this name; an unknown one is a ValueError with the nearest known name."""
+    known = available_tasks()
+    if name not in known:
+        raise ValueError(f"there is no task {name!r}{nearest(name, known)} Tasks: {', '.join(known)}.")
+    return _TASKS[name]
+
+
+# ---------------------------------------------------------------------- what several tasks use
 
 
 def write_inputs(
     folder: Path,
     task: str,
     tokenizers: Mapping[str, Tokenizer],
-    model_options: Mapping[str, Any],
+    model_config: Mapping[str, Any],
     inputs: Mapping[str, Any],
 ) -> None:
-    """inputs.json and tokenizers/ of a run: see `Task.tokenizers`, `Task.model_options` and `Task.inputs`."""
+    """inputs.json and tokenizers/ of a run: see `tokenizers`, `data_dependent_model_config` and `inputs` of `Task`."""
     for side, tokenizer in tokenizers.items():
         tokenizer.save(folder / TOKENIZERS / side)
-    write_metadata(folder / INPUTS, {"format": INPUTS_FORMAT, "task": task, "model": dict(model_options), **inputs})
+    write_metadata(folder / INPUTS, {"format": INPUTS_FORMAT, "task": task, "model": dict(model_config), **inputs})
 
 
-def with_perplexity(metrics: dict[str, float]) -> dict[str, float]:
-    """Perplexity, of the plain loss of targets: neither smoothing nor regularisers are in it."""
+def add_perplexity(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics with the perplexity of the plain loss of targets: neither smoothing nor regularisers are in it."""
     return metrics | {"ppl": math.exp(min(700.0, metrics["loss"]))}
 
 
-def moved(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+def load_embedded(name: str, options: Mapping[str, Any], kind: str, task: str) -> builtin.BuiltinSet:
+    """An embedded data set, which must hold samples of a kind."""
+    found = builtin.load(name, **options)
+    if found.kind != kind:
+        raise ValueError(f"the embedded set {name!r} holds {found.kind}; task {task} needs {kind}")
+    return found
+
+
+def check_split(split: str, known: Mapping[str, Any] | Sequence[str]) -> None:
+    if split not in known:
+        raise ValueError(
+            f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}; --split chooses."
+        )

@@ -28,17 +28,34 @@ LEAST_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Loss:
-    """total: the sum to differentiate; nll: the sum of -log p(target) without smoothing, detached; count: targets."""
+class LossOutput:
+    """What a batch costs.
+
+    total: the sum to differentiate. sums: detached numbers that add up over batches, among them `nll`, the sum of
+    -log p(target) without smoothing. count: targets.
+    """
 
     total: Tensor
-    nll: Tensor
+    sums: dict[str, Tensor]
     count: int
+
+    @property
+    def nll(self) -> Tensor:
+        return self.sums["nll"]
+
+
+def add_regularizer(loss: LossOutput, aux: Tensor | None, weight: float) -> LossOutput:
+    """The loss and the mean of the mixers' regulariser (batch,), which counts `weight` for every target."""
+    if aux is None:
+        return loss
+    regularizer = aux.float().mean()
+    total = loss.total + weight * loss.count * regularizer if weight else loss.total
+    return LossOutput(total, loss.sums | {"regulariser": regularizer.detach().double() * loss.count}, loss.count)
 
 
 def word_loss(
     head: WordHead | AdaptiveHead, features: Tensor, target: Tensor, *, pad: int = 1, smoothing: float = 0.0
-) -> Loss:
+) -> LossOutput:
     """Loss of the target words (...) given what the head reads, features (..., dim), without whole logits."""
     features, target = _without_padding(features.flatten(0, -2), target.flatten(), pad)
     count = target.numel()
@@ -46,14 +63,14 @@ def word_loss(
         if smoothing:
             raise ValueError("an adaptive head has no label smoothing; set the loss's smoothing to 0")
         total = head.nll(features, target).sum() if count else features.sum() * 0.0
-        return Loss(total, total.detach(), count)
+        return LossOutput(total, {"nll": total.detach()}, count)
     weight = head.weight if head.weight is not None else head.tied[0].weight
     dtype = _product_dtype(features)
     if dtype == torch.float16:  # its gradients need the loss's scale before they are rounded: not in the forward pass
         total, nll = _LogitLoss.apply(head(features), target, smoothing, torch.is_grad_enabled())
     else:
         total, nll = _LinearLoss.apply(features, weight, head.bias, target, smoothing, dtype, torch.is_grad_enabled())
-    return Loss(total, nll.detach(), count)
+    return LossOutput(total, {"nll": nll.detach()}, count)
 
 
 def losses_by_row(
@@ -64,14 +81,14 @@ def losses_by_row(
     return [[float(loss.nll), float(loss.count)] for loss in losses]
 
 
-def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float = 0.0) -> Loss:
+def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float = 0.0) -> LossOutput:
     """The same from logits (..., vocab) of target words (...); one buffer holds probabilities, then gradients."""
     logits, target = _without_padding(logits.flatten(0, -2), target.flatten(), pad)
     total, nll = _LogitLoss.apply(logits, target, smoothing, torch.is_grad_enabled())
-    return Loss(total, nll.detach(), target.numel())
+    return LossOutput(total, {"nll": nll.detach()}, target.numel())
 
 
-def class_loss(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Loss:
+def class_loss(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> LossOutput:
     """Loss of classes: logits (batch, classes); target (batch,) labels, or (batch, classes) shares after mixing.
 
     Mixed targets are smoothed where they are made (`data.mixing.soft_targets`), so `smoothing` is for labels only. nll
@@ -85,7 +102,7 @@ def class_loss(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Los
         assert target.shape == logits.shape, f"targets {tuple(target.shape)} of logits {tuple(logits.shape)}"
         assert smoothing == 0, "smooth mixed targets in soft_targets"
         total = nll = F.cross_entropy(logits, target.to(logits.dtype), reduction="sum")
-    return Loss(total, nll.detach(), len(logits))
+    return LossOutput(total, {"nll": nll.detach()}, len(logits))
 
 
 # ---------------------------------------------------------------------- how it is computed

@@ -1,21 +1,52 @@
-"""Translation: the target's words given the source, from prepared parallel text."""
+"""Translation: the target's words given the source, from parallel text."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import torch
+from pydantic import Field
 from torch import Tensor
 
 from subquad.data.batches import Batch, Budget, collate_pairs
 from subquad.data.blocks import Lines
+from subquad.data.text.prepare import ReportProgress
 from subquad.data.text.store import PreparedText
-from subquad.data.tokenizers import Tokenizer
-from subquad.models import Model, Seq2Seq
+from subquad.data.tokenizers import Tokenizer, TokenizerConfig
+from subquad.decode.limits import longest_source, longest_text
+from subquad.decode.translate import Translator
+from subquad.evaluate.bleu import bleu, bleu_score, chrf, compound_bleu, word_bleu, word_splitter
+from subquad.evaluate.measure import Measure
+from subquad.evaluate.perplexity import TokenLines, perplexity
+from subquad.evaluate.report import Evaluation
+from subquad.models import Seq2Seq
 from subquad.models.base import mean_aux
-from subquad.tasks.base import StepLoss, Task, with_perplexity
-from subquad.tasks.losses import losses_by_row, word_loss
+from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
+from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, typical_text_batch
 
 WITH_EOS = 1
+TYPICAL_LENGTH = 64
+"""Tokens of a sentence, for an estimate of memory before the data is read."""
+TIMED_LINES = 32
+"""Lines of which the speed of decoding is measured."""
+
+
+class TranslationData(TextData):
+    target_tokenizer: TokenizerConfig | None = Field(None, description="one of its own for the target; null: shared")
+
+    task = "translation"
+    prepared_as = "translation"
+    embedded_kind = "pairs"
+
+    def tokenizer_configs(self) -> dict[str, TokenizerConfig]:
+        target = {} if self.target_tokenizer is None else {"target_tokenizer": self.target_tokenizer}
+        return {"tokenizer": self.tokenizer, **target}
+
+    def example(self, split: str) -> str:
+        return f"data.splits.{split}=[SOURCE, TARGET]"
 
 
 class Pairs:
@@ -26,12 +57,13 @@ class Pairs:
         self.sizes: tuple[np.ndarray, ...] = (source.lengths + WITH_EOS, target.lengths + WITH_EOS)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
+        """source, source_padding (B, S); target_in, target_out (B, T)."""
         return collate_pairs([(self.source[int(i)], self.target[int(i)]) for i in numbers], self.pad, self.eos)
 
 
 def target_features(model: Seq2Seq, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """What the head reads at each target position, (B, T, dim), and the mixers' regulariser."""
-    padding = batch["source_padding"]
+    padding = batch.get("source_padding")
     context, _, encoder_aux = model.encode(batch["source"], padding)
     # The decoder is causal: what follows a sentence's end reaches nothing that counts, so it needs no padding.
     x, _, decoder_aux = model.features(batch["target_in"], context, context_padding=padding)
@@ -44,21 +76,39 @@ def pair_losses(model: Seq2Seq, batch: Mapping[str, Tensor], pad: int) -> list[l
     return losses_by_row(model.head, x, batch["target_out"], pad=pad)
 
 
-class TranslationTask(Task):
+@register_task
+class TranslationTask(TextTask):
     name = "translation"
+    Data = TranslationData
+    model_kinds = ("encoder-decoder",)
+    main_metric = MainMetric("bleu", "BLEU", "higher", bleu_score)
+    decodes = True
+    evaluation_passes = 2
 
-    def __init__(self, data: PreparedText, smoothing: float, aux_weight: float) -> None:
-        super().__init__(smoothing, aux_weight)
-        self.data = data
+    def __init__(self, data: PreparedText, smoothing: float = 0.0, aux_weight: float = 0.0) -> None:
+        super().__init__(data, smoothing, aux_weight)
         self.source, self.target = data.tokenizer("source"), data.tokenizer("target")
         if (self.source.pad, self.source.eos) != (self.target.pad, self.target.eos):
             raise ValueError("the two tokenizers number padding and end of sentence differently; train them together")
+
+    @classmethod
+    def open(
+        cls,
+        data: TranslationData,
+        cache: Path,
+        smoothing: float = 0.0,
+        aux_weight: float = 0.0,
+        report: ReportProgress | None = None,
+    ) -> Self:
+        return cls(data.prepare_for_training(cache, report), smoothing, aux_weight)
 
     def samples(self, split: str, training: bool) -> Pairs:  # noqa: ARG002
         source, target = self.data.store(split, "source"), self.data.store(split, "target")
         return Pairs(source, target, self.target.pad, self.target.eos)
 
-    def model_options(self) -> dict[str, Any]:
+    # ------------------------------------------------------------------ model
+
+    def data_dependent_model_config(self) -> dict[str, Any]:
         return {
             "source_vocab": self.source.size,
             "target_vocab": self.target.size,
@@ -66,17 +116,94 @@ class TranslationTask(Task):
             "target": {"pad": self.target.pad},
         }
 
+    @classmethod
+    def expected_model_config(cls, data: TranslationData) -> dict[str, Any]:
+        source = data.tokenizer.vocab_size
+        target = data.target_tokenizer.vocab_size if data.target_tokenizer is not None else source
+        return {} if source is None or target is None else {"source_vocab": source, "target_vocab": target}
+
+    @classmethod
+    def typical_batch(cls, data: TranslationData, budget: Budget) -> tuple[int, int | None]:  # noqa: ARG003
+        return typical_text_batch(budget, TYPICAL_LENGTH)
+
     def tokenizers(self) -> dict[str, Tokenizer]:
         return {"source": self.source, "target": self.target}
 
-    def budget(self, budget: Budget) -> Budget:
-        return budget
+    # ------------------------------------------------------------------ loss
 
-    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> StepLoss:
-        assert isinstance(model, Seq2Seq)
+    @property
+    def pad(self) -> int:
+        return self.target.pad
+
+    @classmethod
+    def model_loss(
+        cls, model: Seq2Seq, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
+    ) -> tuple[LossOutput, Tensor | None]:
         x, aux = target_features(model, batch)
-        found = word_loss(model.head, x, batch["target_out"], pad=self.target.pad, smoothing=self.smoothing)
-        return self.with_aux(found, aux)
+        return word_loss(model.head, x, batch["target_out"], pad=pad, smoothing=smoothing), aux
 
-    def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        return with_perplexity(super().metrics(sums, count))
+    # ------------------------------------------------------------------ evaluation and comparison
+
+    @classmethod
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+        model, target = run.model, run.tokenizer("target")
+        assert isinstance(model, Seq2Seq)
+        pairs, origin = read_text(run, split)
+        sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        hypotheses, counts, lost = _translate(run, sources, shards)
+        name, words = word_splitter(target)
+        tokenised = [words(text) for text in hypotheses], [words(text) for text in references]
+        measures = {
+            "bleu": bleu(hypotheses, references),
+            "chrf": chrf(hypotheses, references),
+            "tokenised_bleu": _signed(word_bleu(*tokenised), f"|words:{name}"),
+            "compound_bleu": _signed(compound_bleu(*tokenised), f"|words:{name}"),
+        }
+        inputs = cut_lines(run.tokenizer("source").encode_batch(sources), longest_source(model))
+        outputs = cut_lines(target.encode_batch(references), longest_text(model))
+        losses = shards.rows(
+            Pairs(TokenLines(inputs), TokenLines(outputs), target.pad, target.eos),
+            lambda batch: pair_losses(model, to_device(batch, run.device), target.pad),
+            "references scored",
+        )
+        signature = f"tokens:target, ends counted|tokenizer:{target.fingerprint()[:12]}"
+        measures["ppl"] = perplexity(losses, signature=signature)
+        counts = {"tokens": int(losses[:, 1].sum()), **counts}
+        settings = {"decode": run.decode.model_dump(mode="json")}
+        data = {"sha256": fingerprint(pairs), "text": origin}
+        return Evaluation(cls.name, split, len(pairs), lost, measures, data, settings, counts, hypotheses)
+
+    @classmethod
+    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
+        """BLEU of 1."""
+        return 1.0
+
+    @classmethod
+    def random_batch(cls, model: Seq2Seq, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        source, target = model.random_inputs(batch, length, generator)
+        return {"source": source, "target_in": target, "target_out": target}
+
+    @classmethod
+    def decoding_workload(cls, run: TrainedModel, split: str) -> Callable[[], int]:
+        """Translates the first lines of the split with the recipe's beam."""
+        model = run.model
+        assert isinstance(model, Seq2Seq)
+        sources = [source for source, _ in read_text(run, split, TIMED_LINES)[0]]
+        translator = Translator([model], run.tokenizer("source"), run.tokenizer("target"), run.decode)
+        return lambda: sum(len(result.candidates[0].log_probabilities) for result in translator.window(sources))
+
+
+def _translate(run: TrainedModel, sources: list[str], shards: SampleShards) -> tuple[list[str], dict[str, int], int]:
+    """The translation of every source, how many were empty or shortened, and how many are lost."""
+    assert isinstance(run.model, Seq2Seq)
+    translator = Translator([run.model], run.tokenizer("source"), run.tokenizer("target"), run.decode)
+    own = shards.own(len(sources))
+    results = translator.lines(sources[number] for number in own)
+    numbered = zip(shards.steps(own, "lines translated"), results, strict=False)  # what is missing is counted below
+    everything = shards.gather({number: result.text for number, result in numbered})
+    counts = {"empty": shards.sum(translator.empty), "shortened": shards.sum(translator.shortened)}
+    return [everything.get(number, "") for number in range(len(sources))], counts, len(sources) - len(everything)
+
+
+def _signed(measure: Measure, more: str) -> Measure:
+    return Measure(measure.statistics, measure.score, measure.signature + more, measure.better)

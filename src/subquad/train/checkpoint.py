@@ -31,6 +31,7 @@ from subquad.config import Options
 from subquad.files import checksum, replace_synced, sync_folder
 
 FORMAT = 1
+CHECKPOINTS = "checkpoints"
 PREFIX = "update-"
 MODEL, OPTIMIZER, EMA, RNG = "model.safetensors", "optimizer.safetensors", "ema.safetensors", "rng.safetensors"
 STATE, CHECKSUMS = "state.json", "checksums.json"
@@ -230,6 +231,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 # ---------------------------------------------------------------------- which checkpoint
+
+
+def checkpoint_folder(run: Path) -> Path:
+    """Where a run directory has its checkpoints."""
+    return run / CHECKPOINTS
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

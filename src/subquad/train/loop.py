@@ -16,19 +16,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from subquad.data.batches import Batch, BatchPlan, Budget, Cursor
+from subquad.data.batches import Batch, BatchPlan, Cursor
 from subquad.data.prefetch import batch_seed, prefetch
 from subquad.files import wrap_corrupt_data_errors
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
 from subquad.nn.block import Block
 from subquad.nn.stack import Stack
-from subquad.tasks.base import Samples, StepLoss, Task, moved
+from subquad.tasks.base import Task
+from subquad.tasks.evaluation import Samples, evaluation_budget, to_device
+from subquad.tasks.losses import LossOutput
 from subquad.train.checkpoint import (
     Checkpoint,
     Ranking,
     TrainState,
     best,
+    checkpoint_folder,
     checkpoints,
     latest,
     load_checkpoint,
@@ -36,15 +39,14 @@ from subquad.train.checkpoint import (
     save_checkpoint,
 )
 from subquad.train.distributed import ALONE, Workers, placed_like, whole
-from subquad.train.generators import rng_state, set_rng_state
 from subquad.train.log import MetricsLog, Progress, Status, Tracker, shown_metrics
 from subquad.train.optim import optimizer_state, restore_optimizer
 from subquad.train.parallel import LossOf, SharedLoss, TensorBatch, evenly
 from subquad.train.recipe import Recipe
+from subquad.train.rng import rng_state, set_rng_state
 from subquad.train.schedules import Schedule
 from subquad.train.step import COUNT, Stepped, Updater
 
-EVALUATION_TOKENS = 8192
 SEEDS_APART = 1_000_003
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -82,7 +84,7 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = recipe.train
         torch.manual_seed(config.seed)
-        self.model: Model = model_from(recipe.model_data(task.model_options())).to(self.device)
+        self.model: Model = model_from(recipe.model_data(task.data_dependent_model_config())).to(self.device)
         for module in self.model.modules():
             if isinstance(module, Block) and config.compile:
                 module.compile()
@@ -108,7 +110,7 @@ class Trainer:
 
     def fit(self) -> dict[str, float]:
         """Trains to the end of the recipe; returns the last validation's metrics."""
-        if (path := latest(self.run / "checkpoints")) is not None:
+        if (path := latest(checkpoint_folder(self.run))) is not None:
             with wrap_corrupt_data_errors(f"the checkpoint {path}"):
                 self._resume(path)
             if self._over():
@@ -131,7 +133,7 @@ class Trainer:
             self._validate(self.cursor.batch == 0)
         if self.log is not None:
             self.log.close()
-        folder = self.run / "checkpoints"
+        folder = checkpoint_folder(self.run)
         kept = [*best(folder, self.ranking), *checkpoints(folder)]
         for tracker in self.trackers:
             tracker.artifact(self.run, kept[0])
@@ -169,7 +171,7 @@ class Trainer:
             with closing(made):
                 for share in shares:
                     with self.phases("data"):
-                        batches = [moved(batch, self.device) for batch in next(made)]
+                        batches = [to_device(batch, self.device) for batch in next(made)]
                     self._step(batches, share.idle)
                     self.cursor = self.cursor.after(share.used, self.batches_of_epoch)
                     yield self.cursor.batch == 0
@@ -199,7 +201,7 @@ class Trainer:
         with self.phases("report"):
             self._report(done, rate)
 
-    def _loss(self, model: Model, batch: TensorBatch) -> StepLoss:
+    def _loss(self, model: Model, batch: TensorBatch) -> LossOutput:
         dtype = PRECISIONS.get(self.recipe.train.precision)
         with torch.autocast(self.device.type, dtype) if dtype is not None else nullcontext():
             return self.task.loss(model, batch)
@@ -261,8 +263,8 @@ class Trainer:
             self.updater.ema.state() if self.updater.ema is not None else None,
         )
         if self.workers.leads:
-            save_checkpoint(self.run / "checkpoints", content)
-            rotate(self.run / "checkpoints", self.recipe.checkpoints, self.ranking)
+            save_checkpoint(checkpoint_folder(self.run), content)
+            rotate(checkpoint_folder(self.run), self.recipe.checkpoints, self.ranking)
         self.workers.wait()
 
     def _resume(self, path: Path) -> None:
@@ -309,18 +311,13 @@ def evaluate(
     own, idle = evenly(plan.epoch(0), workers)
     with torch.no_grad(), closing(prefetch(samples.batch, own, threads)) as batches:
         for number, batch in enumerate(batches, 1):
-            loss = loss_of(moved(batch, device))
+            loss = loss_of(to_device(batch, device))
             if idle and number == len(own):
                 break
-            for name, value in {**loss.sums, COUNT: loss.count}.items():
+            found = {name: float(value) for name, value in loss.sums.items()}
+            for name, value in {**found, COUNT: loss.count}.items():
                 sums[name] = sums.get(name, 0.0) + value
     model.train(training)
     sums = workers.sum_numbers(sums)
     count = int(sums.pop(COUNT))
     return task.metrics(sums, count)
-
-
-def evaluation_budget(samples: Samples) -> Budget:
-    """Limits of a batch where nothing is kept for gradients: a sample that is longer is a batch by itself."""
-    longest = max(int(sizes.max()) for sizes in samples.sizes)
-    return Budget(max_tokens=max(EVALUATION_TOKENS, longest), multiple=1)

@@ -20,24 +20,24 @@ from subquad.mixers import Mixer
 from subquad.models import Model
 from subquad.nn.block import Block
 from subquad.nn.stack import Stack
-from subquad.tasks.base import StepLoss
+from subquad.tasks.losses import LossOutput
 from subquad.train.distributed import ALONE, Workers, whole
 
 TensorBatch = Mapping[str, Tensor]
-LossOf = Callable[[TensorBatch], StepLoss]
+LossOf = Callable[[TensorBatch], LossOutput]
 ModelType = TypeVar("ModelType", bound=Model)
 Item = TypeVar("Item")
 
 
 class _LossModule(nn.Module):
-    """batch -> StepLoss. DDP and FSDP2 watch the forward pass of a module, and tasks call a model's parts one by one:
+    """batch -> LossOutput. DDP and FSDP2 watch the forward pass of a module, and tasks call a model's parts one by one:
     this module's forward pass is all of it, the loss of the head included."""
 
-    def __init__(self, model: Model, loss: Callable[[Any, TensorBatch], StepLoss]) -> None:
+    def __init__(self, model: Model, loss: Callable[[Any, TensorBatch], LossOutput]) -> None:
         super().__init__()
         self.model, self.loss = model, loss
 
-    def forward(self, batch: TensorBatch) -> StepLoss:
+    def forward(self, batch: TensorBatch) -> LossOutput:
         return self.loss(self.model, batch)
 
 
@@ -50,7 +50,7 @@ class SharedLoss:
     def __init__(
         self,
         model: ModelType,
-        loss: Callable[[ModelType, TensorBatch], StepLoss],
+        loss: Callable[[ModelType, TensorBatch], LossOutput],
         workers: Workers = ALONE,
         sharded: bool = False,
     ) -> None:
@@ -64,8 +64,8 @@ class SharedLoss:
         elif workers.world > 1:
             self.module = _replicated(self.module)
 
-    def __call__(self, batch: TensorBatch) -> StepLoss:
-        found: StepLoss = self.module(batch)
+    def __call__(self, batch: TensorBatch) -> LossOutput:
+        found: LossOutput = self.module(batch)
         if self.sharded and not torch.is_grad_enabled():
             self.module.reshard()  # type: ignore[operator]  # otherwise the backward pass does it
         return found

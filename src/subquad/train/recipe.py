@@ -8,109 +8,26 @@ train: {updates: 1000, budget: {max_tokens: 2048}}
 """
 
 import difflib
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializeAsAny, create_model
 
-from subquad.config import Options
+from subquad.config import Options, nearest
 from subquad.data.batches import Budget
-from subquad.data.blocks import BlockOptions
-from subquad.data.fairseq.folder import FairseqFolder
-from subquad.data.images.mixup import MixingOptions
-from subquad.data.images.transforms import AugmentOptions
-from subquad.data.masking import MaskOptions
-from subquad.data.text.sources import TextSource
-from subquad.data.tokenizers import TokenizerConfig
+from subquad.data.text.prepare import ReportProgress
 from subquad.decode.options import DecodeOptions
 from subquad.files import parse_yaml, read_yaml
 from subquad.models import MODELS, PRESETS, preset
 from subquad.models.presets import merged
+from subquad.tasks import DataConfig, Task, available_tasks, task_class
 from subquad.train.checkpoint import Rotation
 from subquad.train.log import TrackConfig
 from subquad.train.optim import OptimConfig
 from subquad.train.origins import check_stored_origins
 from subquad.train.schedules import Schedule, ScheduleConfig
-
-KINDS = {
-    "translation": ("encoder-decoder",),
-    "language-model": ("language-model",),
-    "masked-language-model": ("masked-language-model",),
-    "image-classification": ("vision", "pyramid"),
-}
-
-
-ALTERNATIVES = ("embedded", "folder", "splits", "fairseq", "images")
-OF_TEXT = ("folder", "splits", "fairseq", "tokenizer", "target_tokenizer", "max_length", "blocks", "masking")
-OF_IMAGES = ("images", "hold_out", "augment", "mixing", "repeated")
-
-
-class DataConfig(Options):
-    """Where the data comes from: an embedded set, a folder that `subquad data prepare` or fairseq-preprocess wrote,
-    text files, or images."""
-
-    embedded: str | None = Field(None, description="an embedded set: digits, phrases or speeches")
-    options: dict[str, Any] = Field(default_factory=dict, description="options of the embedded set")
-    folder: str | None = Field(None, description="prepared data")
-    splits: dict[str, TextSource] = Field(default_factory=dict, description="files by split: train, valid, test")
-    fairseq: FairseqFolder | None = Field(
-        None, description="a folder that fairseq-preprocess wrote: its path, or path, languages and codes"
-    )
-    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="of text that is not prepared yet")
-    target_tokenizer: TokenizerConfig | None = Field(None, description="one of its own for the target; null: shared")
-    max_length: int | None = Field(None, ge=1, description="longer samples are skipped and counted")
-    blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut for language models")
-    masking: MaskOptions = Field(
-        default_factory=MaskOptions, description="which tokens a masked language model has to find"
-    )
-    images: dict[str, tuple[str, ...]] = Field(
-        default_factory=dict,
-        description="labelled images by split: a folder of class folders, one or several parquet, npz, npy, idx or "
-        "mosaic files, or hub:NAME@SPLIT for a data set of the hub",
-    )
-    hold_out: int | None = Field(
-        None,
-        ge=1,
-        description="training images that become `valid`: the last ones; of images sorted by class, evenly spaced ones",
-    )
-    augment: AugmentOptions | None = Field(
-        None,
-        description="size, crops and changes of images (needs the extra `vision`); null: images as they are, with the "
-        "training images' mean and deviation taken out",
-    )
-    mixing: MixingOptions | None = Field(None, description="mixup and cutmix of training images; null: neither")
-    repeated: int = Field(1, ge=1, description="repeated augmentation: each image of a batch is there so many times")
-
-    @field_validator("images", mode="before")
-    @classmethod
-    def _from_path(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {split: (path,) if isinstance(path, str) else path for split, path in given.items()}
-
-    def check(self) -> None:
-        given = [name for name in ALTERNATIVES if getattr(self, name)]
-        if len(given) != 1:
-            got = ", ".join(given) or "none"
-            raise ValueError(f"give one of embedded, folder, splits, fairseq and images (got {got})")
-        if self.fairseq is not None and (self.tokenizer != TokenizerConfig() or self.target_tokenizer is not None):
-            raise ValueError("the dictionaries of data.fairseq are its tokenizers; leave tokenizer out")
-        for name in ("splits", "images"):
-            if (splits := getattr(self, name)) and "train" not in splits:
-                raise ValueError(f"{name} need a split `train` (got {', '.join(splits)})")
-        if self.images and "valid" not in self.images and self.hold_out is None:
-            raise ValueError("images need a split `valid`, or hold_out: the number of training images to validate with")
-        if self.hold_out is not None and (not self.images or "valid" in self.images):
-            raise ValueError("hold_out makes a split `valid` out of images.train; this data has one already")
-
-    def check_task(self, task: str) -> None:
-        """Options that mean nothing to a task are refused, not ignored."""
-        fields = type(self).model_fields
-        meaningless = OF_TEXT if task == "image-classification" else OF_IMAGES
-        for name in meaningless if task == "masked-language-model" else (*meaningless, "masking"):
-            if getattr(self, name) != fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"data.{name} has no meaning for task {task}; leave it out")
 
 
 class TrainConfig(Options):
@@ -145,10 +62,8 @@ class TrainConfig(Options):
 class Recipe(Options):
     """A training run, as data."""
 
-    task: Literal["translation", "language-model", "masked-language-model", "image-classification"] = Field(
-        description="what is learned"
-    )
-    data: DataConfig = Field(description="what it is learned from")
+    task: str = Field(description="what is learned")
+    data: SerializeAsAny[DataConfig] = Field(description="what it is learned from; each task has options of its own")
     model: dict[str, Any] = Field(description="`preset: NAME` and changes to it, or `kind: KIND` and all its options")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="the optimiser")
     schedule: ScheduleConfig = Field(description="the learning rate")
@@ -157,29 +72,64 @@ class Recipe(Options):
     checkpoints: Rotation = Field(default_factory=Rotation, description="which checkpoints are kept")
     track: TrackConfig = Field(default_factory=TrackConfig, description="trackers beside metrics.jsonl")
 
+    @classmethod
+    def parse(cls, owner: str, options: Mapping[str, Any]) -> Self:
+        """As of all options; the section `data` is that of the task."""
+        name = options.get("task")
+        if cls is not Recipe or name is None:
+            return super().parse(owner, options)
+        known = available_tasks()
+        if name not in known:
+            raise ValueError(f"{owner}: task: there is no {name!r}{nearest(name, known)} Tasks: {', '.join(known)}.")
+        _check_data_options(owner, name, options.get("data"))
+        return recipe_class(name).parse(owner, options)  # type: ignore[return-value]
+
+    @property
+    def task_class(self) -> type[Task]:
+        return task_class(self.task)
+
     def check(self) -> None:
-        self.data.check_task(self.task)
+        task = self.task_class
+        self.data.check_smoothing(self.train.smoothing)
         Schedule(self.schedule, self.train.updates, self.train.epochs)  # refuses what has no length, or too little
-        if self.data.mixing is not None and self.train.smoothing:
-            raise ValueError("mixed targets are smoothed by data.mixing.smoothing; leave train.smoothing out")
         options = self.model_data({})
         kind = options.get("kind")
-        if kind not in KINDS[self.task]:
-            able = [name for name, data in PRESETS.items() if data["kind"] in KINDS[self.task]]
+        if kind not in task.model_kinds:
+            able = [name for name, data in PRESETS.items() if data["kind"] in task.model_kinds]
             raise ValueError(
-                f"task {self.task} trains models of kind {' or '.join(KINDS[self.task])}, not {kind}; such presets: "
+                f"task {self.task} trains models of kind {' or '.join(task.model_kinds)}, not {kind}; such presets: "
                 f"{', '.join(able)}"
             )
         MODELS[kind].Config.parse("model", options)
 
-    def model_data(self, decided: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's config, with what the data decided."""
+    def model_data(self, data_dependent: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's config, with what the data decides about it (`Task.data_dependent_model_config`)."""
         given = dict(self.model)
         name = given.pop("preset", None)
         base = preset(name, given) if name is not None else given
-        if base.get("kind") == "pyramid":  # it takes images of any size
-            decided = {key: value for key, value in decided.items() if key != "image_size"}
-        return merged(base, decided)
+        kind = base.get("kind")
+        ignored = MODELS[kind].Config.independent_of if kind in MODELS else frozenset()
+        return merged(base, {key: value for key, value in data_dependent.items() if key not in ignored})
+
+    def build_task(self, cache: Path, report: ReportProgress | None = None) -> Task:
+        """The task with its data. cache: where tokens are written that are not prepared yet."""
+        return self.task_class.open(self.data, cache, self.train.smoothing, self.train.aux_weight, report)
+
+
+@functools.cache
+def recipe_class(task: str) -> type[Recipe]:
+    """The class of recipes of a task, whose section `data` is the task's."""
+    field: Any = (task_class(task).Data, Field(description=Recipe.model_fields["data"].description))
+    return create_model("Recipe", __base__=Recipe, __doc__=Recipe.__doc__, data=field)
+
+
+def _check_data_options(owner: str, task: str, data: Any) -> None:
+    """Refuses options of the section `data` that other tasks have, by name."""
+    own = task_class(task).Data.model_fields
+    for name in data if isinstance(data, Mapping) else ():
+        others = [other for other in available_tasks() if name in task_class(other).Data.model_fields]
+        if name not in own and others:
+            raise ValueError(f"{owner}: data.{name} has no meaning for task {task}, but for {' and '.join(others)}")
 
 
 def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:

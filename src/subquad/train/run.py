@@ -1,14 +1,21 @@
-"""A run directory: recipe.yaml (resolved), environment.json, data/ (tokens), metrics.jsonl, checkpoints/.
+"""A run directory, opened for training or for use.
 
-Training on an existing run resumes it. Its recipe must be the same, but for what FREE names. A
-run that came from another program has imported.json too, and gets its data when training goes on.
+    recipe.yaml, environment.json   the recipe with all its defaults, and the machine
+    inputs.json, tokenizers/        what turns raw inputs into the model's
+    data/                           prepared tokens
+    metrics.jsonl, checkpoints/     what was measured and learned
+    imported.json                   where the run came from, if it was another program
+
+Training on an existing run resumes it. Its recipe must be the same, but for RESUMABLE_FIELDS. A run that came from
+another program gets its data when training goes on. Using a run opens neither the training data nor its tokens.
 """
 
 import fcntl
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +23,42 @@ import torch
 import yaml
 
 from subquad.data.hub import HUB
+from subquad.data.tokenizers import Tokenizer, load_tokenizer
+from subquad.decode.options import DecodeOptions
 from subquad.environment import environment
-from subquad.files import read_yaml, write_json, write_text
-from subquad.train.checkpoint import checkpoints
+from subquad.evaluate.report import Evaluation
+from subquad.files import CHECKSUM, read_metadata, read_yaml, wrap_corrupt_data_errors, write_json, write_text
+from subquad.models import Model, model_from
+from subquad.models.storage import load_weights
+from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions
+from subquad.tasks.evaluation import SampleShards
+from subquad.train.checkpoint import Ranking, best, checkpoint_folder, checkpoints, load_weights_of, read_state
+from subquad.train.distributed import ALONE, Workers
 from subquad.train.origins import ENVIRONMENT, describe_origins
-from subquad.train.recipe import Recipe
+from subquad.train.recipe import Recipe, read_recipe
 
-RECIPE = "recipe.yaml"
+RECIPE, DATA = "recipe.yaml", "data"
 IMPORTED, METRICS = "imported.json", "metrics.jsonl"
 LOCK = ".lock"
-FREE = (
-    *(
-        "train.updates",
-        "train.epochs",
-        "train.minutes",
-        "train.patience",
-        "train.log_every",
-        "checkpoints",
-        "track",
-        "decode",
-    ),
-    *("train.data_workers", "train.checkpoint_activations", "train.sharded"),
+RESUMABLE_FIELDS = (
+    *("train.updates", "train.epochs", "train.minutes", "train.patience", "train.log_every"),
+    *("train.data_workers", "train.checkpoint_activations", "train.sharded", "checkpoints", "track", "decode"),
 )
-"""What may change when a run goes on: how long it trains, what is kept and shown, and what the result is free of."""
-OF_TRAINING = ("data", "optim", "schedule", "train", "checkpoints", "track", "decode")
+"""What may change when a run goes on: how long it trains, what is kept and shown, and what does not change a number."""
+IMPORTED_FIELDS = ("data", "optim", "schedule", "train", "checkpoints", "track", "decode")
 """What else may change in a run that was imported, until it is trained here: all but the model and its task."""
+USAGE_FIELDS = ("decode", "data")
+"""Sections of a recipe that may be changed for a model that is trained already."""
+
+
+# ---------------------------------------------------------------------- training
 
 
 def open_run(recipe: Recipe, run: Path) -> bool:
     """Writes the recipe of a new run, or compares it with that of one that has learned something; True if it has."""
     data = recipe.model_dump(mode="json")
     path = run / RECIPE
-    trained = bool(checkpoints(run / "checkpoints")) or (run / IMPORTED).exists()
+    trained = bool(checkpoints(checkpoint_folder(run))) or (run / IMPORTED).exists()
     if not path.exists() or not trained:  # what failed before it had learned anything decides nothing
         run.mkdir(parents=True, exist_ok=True)
         write_json(run / ENVIRONMENT, environment(torch.device("cpu")) | describe_origins(recipe.model_data({})))
@@ -57,7 +68,7 @@ def open_run(recipe: Recipe, run: Path) -> bool:
     untouched = only_imported(run)
     if untouched:
         check_has_data(recipe, run, "train")
-    free = OF_TRAINING if untouched else FREE
+    free = IMPORTED_FIELDS if untouched else RESUMABLE_FIELDS
     changed = [key for key in differences(before, data) if not key.startswith(free)]
     if changed:
         raise ValueError(
@@ -74,17 +85,15 @@ def only_imported(run: Path) -> bool:
 
 
 def check_has_data(recipe: Recipe, run: Path, split: str) -> None:
-    """Refuses an imported run that was given no data: the recipe it was imported with names files that stand for it."""
-    data = recipe.data
-    place = "images" if data.images else "splits"
-    files = data.images.get(split, ()) if data.images else data.splits[split].files if split in data.splits else ()
-    there = any(file.startswith(HUB) or Path(file).exists() for file in files)
-    if there or not getattr(data, place) or not only_imported(run):
+    """Refuses an imported run that was given no data: the files that its recipe names do not exist."""
+    files = recipe.data.split_files(split)
+    if files is None or not only_imported(run):
         return
-    example = {"translation": "[SOURCE, TARGET]", "image-classification": "FOLDER"}.get(recipe.task, "FILE")
+    if any(file.startswith(HUB) or Path(file).exists() for file in files):
+        return
     missing = f"there is no {files[0]}; " if files else ""
     raise ValueError(
-        f'{missing}{run} was imported and has no data of its own: give it some, as in "data.{place}.{split}={example}"'
+        f'{missing}{run} was imported and has no data of its own: give it some, as in "{recipe.data.example(split)}"'
     )
 
 
@@ -116,3 +125,119 @@ def differences(before: Any, now: Any, prefix: str = "") -> list[str]:
         keys = dict.fromkeys([*before, *now])
         return [found for key in keys for found in differences(before.get(key), now.get(key), f"{prefix}{key}.")]
     return [] if before == now else [prefix.rstrip(".")]
+
+
+# ---------------------------------------------------------------------- use
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run with the weights of one checkpoint in its model, which is in eval mode.
+
+    update: how far the checkpoint was trained. inputs: the content of inputs.json. prepared_data: the folder in which
+    training prepared the same data as the recipe names now; None if there is none.
+    """
+
+    folder: Path
+    recipe: Recipe
+    model: Model
+    checkpoint: Path
+    update: int
+    inputs: dict[str, Any]
+    prepared_data: Path | None = None
+
+    def tokenizer(self, side: str) -> Tokenizer:
+        """The tokenizer of `source`, `target` or `text`."""
+        return load_tokenizer(self.folder / TOKENIZERS / side)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def data(self) -> DataConfig:
+        return self.recipe.data
+
+    @property
+    def decode(self) -> DecodeOptions:
+        return self.recipe.decode
+
+
+def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> LoadedRun:
+    """The model of a run, on the GPU if there is one.
+
+    checkpoint: `best` by the validation metric, `last`, the name of one (such as update-000001000 or average), or the
+    path of one. Where the run keeps a moving average of the weights, that is used, as in validation. changes: to the
+    recipe, for sections that a trained model leaves open, such as decode.beam=4.
+    """
+    folder = Path(folder)
+    check_run(folder)
+    for change in changes:
+        if change.partition("=")[0].partition(".")[0] not in USAGE_FIELDS:
+            raise ValueError(f"{change}: the model is trained; only options of {' and '.join(USAGE_FIELDS)} can change")
+    recipe = read_recipe(folder / RECIPE, changes)
+    if not (folder / INPUTS).is_file():
+        raise ValueError(
+            f"{folder} holds no {INPUTS}; `subquad train RECIPE --out {folder}` writes it without training"
+        )
+    inputs = read_metadata(folder / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])
+    with wrap_corrupt_data_errors(f"the run {folder}"):
+        path = find_checkpoint(folder, recipe, checkpoint)
+        weights, state = load_weights_of(path), read_state(path)
+        model = model_from(recipe.model_data(inputs["model"]))
+        load_weights(model, weights)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    unchanged = not changes or recipe.data == read_recipe(folder / RECIPE).data
+    prepared = folder / DATA if unchanged and (folder / DATA).exists() else None
+    return LoadedRun(folder, recipe, model.to(device).eval(), path, state.update, inputs, prepared)
+
+
+def check_run(folder: Path) -> None:
+    """Refuses what is no run directory, and says what it is instead."""
+    if not (folder / RECIPE).is_file():
+        why = f"it holds no {RECIPE}" if folder.is_dir() else "it is a file" if folder.exists() else "there is none"
+        raise ValueError(f"{folder} is no run: {why}; `subquad train RECIPE --out FOLDER` makes one")
+
+
+def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:
+    """The folder of a checkpoint: `best`, `last`, a name among the run's, or a path."""
+    within = checkpoint_folder(folder)
+    every = checkpoints(within)
+    if not every and name in ("best", "last"):
+        raise ValueError(f"{folder} has no checkpoint yet; `subquad train {folder / RECIPE} --out {folder}` goes on")
+    if name == "last":
+        return every[0]
+    if name == "best":
+        task = recipe.task_class
+        if found := best(within, Ranking(task.metric, task.better)):
+            return found[0]
+        if len(every) == 1:  # an imported one: it was validated elsewhere
+            return every[0]
+        raise ValueError(f"no checkpoint of {folder} has been validated; take --checkpoint last")
+    for path in (within / name, Path(name)):
+        if path.is_dir():
+            return path
+    known = sorted(path.name for path in within.iterdir() if not path.name.startswith(".")) if within.is_dir() else []
+    raise ValueError(f"{folder} has no checkpoint {name!r}; it has best, last, {', '.join(known) or 'nothing'}")
+
+
+def evaluate_run(
+    run: LoadedRun,
+    split: str,
+    *,
+    context_window: int = 0,
+    workers: Workers = ALONE,
+    report: Callable[[str], None] | None = None,
+) -> Evaluation:
+    """The run's quality on a split, the same for all workers, which share the samples.
+
+    context_window: tokens of earlier text that a language model reads before those that count. report: gets a message
+    several times in each pass over the samples.
+    """
+    task = run.recipe.task_class
+    if context_window and not task.reads_context:
+        raise ValueError(f"a context window is for language models; this run's task is {task.name}")
+    check_has_data(run.recipe, run.folder, split)
+    shards = SampleShards(workers.rank, workers.world, workers.everyones, report or (lambda _: None))
+    with torch.inference_mode():
+        return task.evaluate(run, split, shards, EvaluationOptions(context_window))

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from subquad.train.generators import rng_state
-from subquad.train.health import NotFiniteError, diagnose, is_finite
+from subquad.train.nan_diagnosis import NotFiniteError, diagnose, is_finite
 from subquad.train.optim import Ema, OptimConfig, build_optimizer, clip_gradients, scale_gradients, set_rate
 from subquad.train.parallel import SharedLoss, TensorBatch
 from subquad.train.profiler import Phases
+from subquad.train.rng import rng_state
 
 LOSS, COUNT = ".loss", ".count"  # names that no task uses
 Attempt = tuple[TensorBatch, dict[str, Tensor]]
@@ -20,7 +20,7 @@ Attempt = tuple[TensorBatch, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Stepped:
-    """What an update did. loss: what was minimised, for each target; sums: see StepLoss; norm: before clipping."""
+    """What an update did. loss: what was minimised, for each target; sums: see LossOutput; norm: before clipping."""
 
     loss: float
     sums: dict[str, float]
@@ -80,7 +80,8 @@ class Updater:
             self.scaler.scale(found.total if counts else found.total * 0).backward()
         if not counts:
             return {}
-        return {**found.sums, LOSS: float(found.total.detach()), COUNT: found.count}
+        sums = {name: float(value) for name, value in found.sums.items()}
+        return {**sums, LOSS: float(found.total.detach()), COUNT: found.count}
 
     def _diagnosed(self, seen: Sequence[Attempt], failures: Path, update: int) -> NotFiniteError:
         model, loss_of = self.loss.alone()

@@ -10,7 +10,6 @@ of landmarks, compressions) is as initialised. Cost is the time of a forward pas
 """
 
 import copy
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,19 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from subquad.compare.measure.checks import relative_distance
-from subquad.compare.measure.lengths import main_stack, with_room
+from subquad.compare.measure.lengths import with_room
 from subquad.compare.measure.timing import interleaved_seconds, synchronizer
 from subquad.compare.plan import Plan
 from subquad.compare.report.schema import ApproximationPoint
 from subquad.mixers import build, mixer_class
 from subquad.mixers.attention import AttentionMixer
 from subquad.mixers.softmax import Softmax
-from subquad.models import Model, Pyramid, model_from
-from subquad.nn.stack import MixerChoice, Stack
-from subquad.tasks.base import moved
-from subquad.train.loaded import load_run
+from subquad.models import model_from
+from subquad.nn.stack import MixerChoice
+from subquad.tasks.evaluation import to_device
 from subquad.train.recipe import Recipe
-from subquad.train.sources import task_of
+from subquad.train.run import load_run
 
 SWEPT = ("features", "slots", "landmarks", "window")
 """Options that trade error for cost, the telling one of a mechanism first."""
@@ -148,16 +146,8 @@ def _first_mixer(plan: Plan, label: str) -> tuple[str, dict[str, Any]]:
     """Mechanism and options of the first layer that mixes the input."""
     recipe = Recipe.parse(label, {**plan.recipe, "model": plan.variant(label).model})
     with torch.device("meta"):
-        config = _input_stack(model_from(recipe.model_data(plan.decided))).config
+        config = model_from(recipe.model_data(plan.decided)).input_stack.config
     return config.mixer.by_layer(config.layers)[0]
-
-
-def _input_stack(model: Model) -> Stack:
-    if isinstance(model, Pyramid):
-        first = model.stages[0]
-        assert isinstance(first, Stack)
-        return first
-    return main_stack(model)
 
 
 # ---------------------------------------------------------------------- what is read
@@ -166,11 +156,9 @@ def _input_stack(model: Model) -> Stack:
 def _random_subject(plan: Plan) -> Subject:
     recipe = Recipe.parse("recipe", plan.recipe)
     with torch.device("meta"):
-        stack = _input_stack(model_from(recipe.model_data(plan.decided))).config
-    length, grid = min([LONGEST_RANDOM, *plan.lengths[-1:]]), None
-    if recipe.task == "image-classification":
-        grid = (math.isqrt(length),) * 2
-        length = grid[0] ** 2
+        model = model_from(recipe.model_data(plan.decided))
+    stack, length = model.input_stack.config, model.possible_length(min([LONGEST_RANDOM, *plan.lengths[-1:]]))
+    grid = model.grid(length)
     torch.manual_seed(0)
     exact = Softmax(dim=stack.dim, heads=stack.heads, causal=stack.causal, qkv_bias=False)
     nn.init.normal_(exact.qkv.weight, std=stack.dim**-0.5)  # of normal x this makes normal q, k and v
@@ -182,10 +170,10 @@ def _random_subject(plan: Plan) -> Subject:
 def _trained_subject(run: Path) -> Subject | None:
     """None if the run's first layer is not plain softmax attention."""
     loaded = load_run(run)
-    mixer = next(module for module in _input_stack(loaded.model).modules() if isinstance(module, AttentionMixer))
+    mixer = next(module for module in loaded.model.input_stack.modules() if isinstance(module, AttentionMixer))
     if not isinstance(mixer, Softmax) or mixer.inner != mixer.config.dim:
         return None
-    task = task_of(loaded.recipe, run / "data")
+    task = loaded.recipe.build_task(run / "data")
     samples = task.samples("valid", training=False)
     longest = np.argsort(-samples.sizes[0], kind="stable")[:ROWS]
     read: list[tuple[Tensor, tuple[int, int] | None]] = []
@@ -195,10 +183,10 @@ def _trained_subject(run: Path) -> Subject | None:
 
     handle = mixer.register_forward_pre_hook(keep, with_kwargs=True)
     with torch.inference_mode():
-        task.loss(loaded.model, moved(samples.batch(longest), loaded.device))
+        task.loss(loaded.model, to_device(samples.batch(longest), loaded.device))
     handle.remove()
     x, grid = read[0]
-    if grid is None and loaded.recipe.task != "image-classification":
+    if grid is None and task.sized_by_tokens:
         x = x[:, : int(samples.sizes[0][longest].min())]  # rows are padded after their ends
     exact = copy.deepcopy(mixer)
     exact.out = nn.Identity()

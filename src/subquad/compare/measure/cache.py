@@ -20,6 +20,7 @@ from subquad.compare.report.schema import ApproximationPoint, LengthPoint, Part
 from subquad.compare.subprocesses import Say, Worker
 from subquad.compare.trials import cell_folder, stored_cell
 from subquad.files import read_metadata, write_json
+from subquad.tasks import task_class
 
 WORK = "subquad.compare.measure.worker"
 FORMAT = "subquad-measurement-1"
@@ -118,8 +119,8 @@ def stored_decoding(out: Path) -> dict[str, Speed]:
 
 
 def decoding_is_current(out: Path, plan: Plan) -> bool:
-    """Whether every mechanism with a finished cell was measured; neither images nor hidden words are decoded."""
-    if plan.recipe["task"] in ("image-classification", "masked-language-model"):
+    """Whether every mechanism with a finished cell was measured, where models of the task write text."""
+    if not task_class(plan.recipe["task"]).decodes:
         return True
     return stored_decoding(out).keys() >= trained_runs(out, plan).keys()
 

@@ -24,53 +24,41 @@ from subquad.compare.plan import Plan
 from subquad.compare.report.schema import LengthPoint, Part, Timing
 from subquad.compare.variants import mixing_of
 from subquad.mixers import mixer_class
-from subquad.models import (
-    LanguageModel,
-    MaskedLanguageModel,
-    Model,
-    Pyramid,
-    Seq2Seq,
-    VisionTransformer,
-    model_from,
-)
+from subquad.models import MODELS, Model, model_from
 from subquad.models.costs import forward_flops
 from subquad.models.presets import merged
 from subquad.nn.block import Block, BlockInputs
-from subquad.nn.stack import MixerChoice, Stack
-from subquad.tasks.losses import class_loss, word_loss
+from subquad.nn.stack import MixerChoice
+from subquad.tasks import Task, task_class
+from subquad.tasks.evaluation import to_device
 from subquad.train.recipe import Recipe
 
 Begin = Callable[[str], None]
 TIMING = "all, side by side"
 """The step in which no single mechanism is at work."""
-HIDDEN_EVERY = 7
-"""A masked model is asked for every so many tokens: about the share that training hides."""
-PYRAMID_PATCH = 4
-"""Pixels between the cells of a pyramid's finest grid."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """batch sequences of length tokens; side: of the grid, where there is one."""
+    """batch sequences of length tokens."""
 
     batch: int
     length: int
-    side: int | None
 
 
 def shape_at(plan: Plan, length: int) -> Shape:
     """The batch of a length; images get the square grid of about so many patches."""
-    side = None
-    if plan.recipe["task"] == "image-classification":
-        side = max(1, math.isqrt(length))
-        length = side**2
-    return Shape(max(1, plan.tokens // length), length, side)
+    length = MODELS[_kind(plan)].possible_length(length)
+    return Shape(max(1, plan.tokens // length), length)
+
+
+def _kind(plan: Plan) -> str:
+    return Recipe.parse("recipe", plan.recipe).model_data({})["kind"]
 
 
 def parts_of(plan: Plan) -> list[Part]:
     """A pyramid has several stacks, and so no single one to measure alone."""
-    kind = Recipe.parse("recipe", plan.recipe).model_data({})["kind"]
-    return ["full"] if kind == "pyramid" else ["encoder", "full"]
+    return ["encoder", "full"] if MODELS[_kind(plan)].has_one_stack else ["full"]
 
 
 def measure_length(plan: Plan, part: Part, length: int, labels: Sequence[str], begin: Begin) -> list[LengthPoint]:
@@ -89,7 +77,7 @@ def measure_length(plan: Plan, part: Part, length: int, labels: Sequence[str], b
             config = config_at(plan, label, shape)
             point.flops = forward_flops(_on_meta(config, part, shape))
             model = model_from(config).to(device)
-            passes[label] = Passes(model, part, shape)
+            passes[label] = Passes(model, task_class(plan.recipe["task"]), part, shape)
             point.parameters = sum(parameter.numel() for parameter in passes[label].module.parameters())
             point.config = mixing_of(model)
             _check(model, shape)
@@ -118,8 +106,7 @@ def config_at(plan: Plan, label: str, shape: Shape) -> dict[str, Any]:
     """The model's config for inputs of this length: tables with an end are as long as the longest length needs."""
     recipe = Recipe.parse(label, {**plan.recipe, "model": plan.variant(label).model})
     config, longest = recipe.model_data(plan.decided), max(shape.length, *plan.lengths)
-    if shape.side is not None and config["kind"] == "vision":
-        config["image_size"] = shape.side * config.get("patch", 16)
+    config = MODELS[config["kind"]].config_for_length(config, shape.length)
     for name in ("source", "target", "embedding"):
         if name in config and config[name].get("positions") == "learned":
             config = merged(config, {name: {"max_length": max(longest, config[name].get("max_length", 0))}})
@@ -144,25 +131,16 @@ def with_room(choice: MixerChoice, longest: int) -> dict[str, Any]:
     return {"name": choice.name, **choice.options, **room}
 
 
-def main_stack(model: Model) -> Stack:
-    """The stack that mixes the input."""
-    if isinstance(model, Seq2Seq | VisionTransformer | MaskedLanguageModel):
-        return model.encoder
-    assert isinstance(model, LanguageModel), "a pyramid has several"
-    return model.decoder
-
-
 # ---------------------------------------------------------------------- passes
 
 
 class Passes:
     """Inference and training of a model, or of its main stack, on random inputs that are the same for all models."""
 
-    def __init__(self, model: Model, part: Part, shape: Shape) -> None:
-        self.model, self.part, self.shape = model, part, shape
-        self.module: torch.nn.Module = model if part == "full" else main_stack(model)
-        self.device = next(model.parameters()).device
-        self.inputs = inputs_of(model, part, shape, self.device)
+    def __init__(self, model: Model, task: type[Task], part: Part, shape: Shape) -> None:
+        self.model, self.task, self.part, self.shape = model, task, part, shape
+        self.module: torch.nn.Module = model if part == "full" else model.input_stack
+        self.inputs = inputs_of(model, task, part, shape, next(model.parameters()).device)
 
     def inference(self) -> Tensor:
         self.module.eval()
@@ -172,7 +150,7 @@ class Passes:
     def training(self) -> tuple[Tensor, ...]:
         """The loss, and the gradients of the parameters and of inputs that have one."""
         self.module.train()
-        everything: list[Tensor] = [*self.module.parameters(), *self.inputs]
+        everything: list[Tensor] = [*self.module.parameters(), *self.inputs.values()]
         learned = [value for value in everything if value.requires_grad]
         loss = self._loss()
         gradients = torch.autograd.grad(loss, learned, allow_unused=True)
@@ -187,64 +165,34 @@ class Passes:
         _check_finite("gradient", gradients)
 
     def _loss(self) -> Tensor:
-        loss, aux = loss_of(self.model, self.part, self.shape, self.inputs)
+        if self.part == "encoder":
+            x, _, aux = self.module(self.inputs["x"], BlockInputs(grid=self.model.grid(self.shape.length)))
+            loss = x.sum()
+        else:
+            found, aux = self.task.model_loss(self.model, self.inputs)
+            loss = found.total
         return loss if aux is None else loss + aux.sum().to(loss.dtype)
 
 
-def loss_of(model: Model, part: Part, shape: Shape, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """A scalar of everything that the part computes, and the mixers' regulariser."""
-    if part == "encoder":
-        x, _, aux = main_stack(model)(inputs[0], BlockInputs(grid=_grid(model, shape)))
-        return x.sum(), aux
-    if isinstance(model, Seq2Seq):
-        source, target = inputs
-        context, _, first = model.encode(source)
-        x, _, second = model.features(target, context)
-        parts = [aux.sum() for aux in (first, second) if aux is not None]
-        return word_loss(model.head, x, target, pad=-1).total, torch.stack(parts) if parts else None
-    if isinstance(model, LanguageModel):
-        x, _, aux = model.features(inputs[0])
-        return word_loss(model.head, x, inputs[0], pad=-1).total, aux
-    if isinstance(model, MaskedLanguageModel):
-        x, _, aux = model.features(inputs[0])
-        asked = slice(None, None, HIDDEN_EVERY)
-        return word_loss(model.head, model.words(x[:, asked]), inputs[0][:, asked], pad=-1).total, aux
-    found = model(inputs[0])
-    return class_loss(found.logits, inputs[1]).total, found.aux
-
-
-def inputs_of(model: Model, part: Part, shape: Shape, device: torch.device) -> list[Tensor]:
-    """Random vectors, tokens, or images with their classes."""
+def inputs_of(model: Model, task: type[Task], part: Part, shape: Shape, device: torch.device) -> dict[str, Tensor]:
+    """Random vectors for the stack, or a random batch of the task."""
     generator = torch.Generator().manual_seed(1)
-    config, batch = model.config, shape.batch
-    if part == "encoder":
-        x = torch.randn(batch, shape.length + _has_class_token(model), config.dim, generator=generator)
-        return [x.to(device).requires_grad_()]
-    if shape.side is not None:
-        pixels = shape.side * (PYRAMID_PATCH if isinstance(model, Pyramid) else config.patch)
-        images = torch.randn(batch, config.channels, pixels, pixels, generator=generator)
-        return [images.to(device), torch.randint(config.classes, (batch,), generator=generator).to(device)]
-    sizes = [config.source_vocab, config.target_vocab] if isinstance(model, Seq2Seq) else [config.vocab]
-    return [torch.randint(size, (batch, shape.length), generator=generator).to(device) for size in sizes]
-
-
-def _grid(model: Model, shape: Shape) -> tuple[int, int] | None:
-    """A class token turns the grid of an image into a sequence."""
-    return None if shape.side is None or _has_class_token(model) else (shape.side, shape.side)
-
-
-def _has_class_token(model: Model) -> bool:
-    return isinstance(model, VisionTransformer) and model.config.class_token
+    if part == "full":
+        return to_device(task.random_batch(model, shape.batch, shape.length, generator), device)
+    dim = model.input_stack.config.dim
+    x = torch.randn(shape.batch, model.stack_length(shape.length), dim, generator=generator)
+    return {"x": x.to(device).requires_grad_()}
 
 
 def _on_meta(config: dict[str, Any], part: Part, shape: Shape) -> Callable[[], object]:
     """The forward pass without computing anything; words are scored in full there."""
     with torch.device("meta"):
         model = model_from(config).eval()
-    inputs = inputs_of(model, part, shape, torch.device("meta"))
-    if part == "encoder":
-        return lambda: main_stack(model)(inputs[0], BlockInputs(grid=_grid(model, shape)))
-    return lambda: model(*(inputs if isinstance(model, Seq2Seq) else inputs[:1]))
+        if part == "full":
+            inputs = model.random_inputs(shape.batch, shape.length)
+            return lambda: model(*inputs)
+        x = torch.empty(shape.batch, model.stack_length(shape.length), model.input_stack.config.dim)
+    return lambda: model.input_stack(x, BlockInputs(grid=model.grid(shape.length)))
 
 
 # ---------------------------------------------------------------------- checks
@@ -256,7 +204,7 @@ def _check(model: Model, shape: Shape) -> None:
     for block in model.modules():
         if isinstance(block, Block) and block.mixer.config not in checked:
             checked.append(block.mixer.config)
-            grid = _grid(model, shape)
+            grid = model.grid(shape.length)
             if grid is not None:
                 grid = (min(grid[0], math.isqrt(LONGEST_CHECK)),) * 2
             length = min(shape.length, LONGEST_CHECK) if grid is None else grid[0] * grid[1]

@@ -19,20 +19,22 @@ from subquad.compare.measure.cache import (
 from subquad.compare.plan import CellName, Plan
 from subquad.compare.report.formatting import listed
 from subquad.compare.report.schema import Cell, EpochCost, Mechanism, Paired, Result
-from subquad.compare.run_summary import METRICS, floor_of
+from subquad.compare.run_summary import metric_of
 from subquad.compare.trials import Stored, paired_cells, stored_cell
 from subquad.environment import environment
 from subquad.mixers import available
+from subquad.tasks import task_class
 
 
 def assemble(out: Path, plan: Plan, baseline: str, title: str, command: str) -> Result:
     """The result of everything that is in the folder."""
-    _, metric = METRICS[plan.recipe["task"]]
+    metric = metric_of(plan.recipe["task"])
     stored = {name: stored_cell(out, plan, name) for name in plan.cells()}
     cells = _cells(out, plan, stored)
     counts = [score.samples for cell in cells for score in cell.scores.values() if score.samples is not None]
     if counts:
-        metric = metric.model_copy(update={"floor": floor_of(plan.recipe["task"], plan.decided, counts[0])})
+        chance_level = task_class(plan.recipe["task"]).chance_level
+        metric = metric.model_copy(update={"floor": chance_level(plan.decided, counts[0])})
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     result = Result(
         title=title,

@@ -243,3 +243,43 @@ def _hub_classes(metadata: dict[bytes, bytes], label: str) -> list[str] | None:
         return [str(name) for name in features[label]["names"]]
     except (KeyError, TypeError, ValueError):
         return None
+
+
+class ImageSubset:
+    """Some images of one or several sets, which number the same classes."""
+
+    def __init__(self, sets: Sequence[ImageSet], chosen: np.ndarray | None = None) -> None:
+        """chosen: numbers of the images, counted through all sets; None: all of them."""
+        self.sets, self.classes = sets, sets[0].classes
+        self.ends = np.cumsum([len(images) for images in sets])
+        self.chosen = np.arange(self.ends[-1]) if chosen is None else chosen
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        return {name: reason for images in self.sets for name, reason in images.skipped.items()}
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def _place(self, index: int) -> tuple[ImageSet, int]:
+        number = int(self.chosen[index])
+        place = int(np.searchsorted(self.ends, number, side="right"))
+        return self.sets[place], number - (int(self.ends[place - 1]) if place else 0)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        images, number = self._place(index)
+        return images[number]
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> list[tuple[Any, int]]:
+        places = [self._place(int(index)) for index in indices]
+        return [taken for images, number in places for taken in images.take([number])]
+
+
+def hold_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the images to train on, and of the `count` to validate with."""
+    labels = np.concatenate([images.labels for images in sets])
+    if count >= len(labels):
+        raise ValueError(f"data.hold_out is {count}; there are only {len(labels)} training images")
+    by_class = bool((np.diff(labels) >= 0).all())  # class folders: the last images are all of one class
+    chosen = np.arange(count) * len(labels) // count if by_class else np.arange(len(labels) - count, len(labels))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen

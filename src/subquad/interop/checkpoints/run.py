@@ -22,7 +22,7 @@ from subquad.files import write_json
 from subquad.models import Model
 from subquad.models.presets import merged
 from subquad.tasks.base import TOKENIZERS, write_inputs
-from subquad.train.checkpoint import Checkpoint, TrainState, save_checkpoint
+from subquad.train.checkpoint import Checkpoint, TrainState, checkpoint_folder, save_checkpoint
 from subquad.train.recipe import Recipe
 from subquad.train.run import IMPORTED, RECIPE, open_run
 
@@ -102,7 +102,7 @@ def write_run(imported: ImportedRun, out: str | Path) -> Path:
     )
     weights = {name: value.detach() for name, value in imported.model.state_dict().items()}
     # No generators: training goes on from the recipe's seed.
-    save_checkpoint(out / "checkpoints", Checkpoint(weights, dict(imported.optimizer), state, rng={}))
+    save_checkpoint(checkpoint_folder(out), Checkpoint(weights, dict(imported.optimizer), state, rng={}))
     write_json(out / IMPORTED, {"format": FORMAT, "origin": imported.origin, "notes": list(imported.notes)})
     open_run(recipe, out)
     return out

@@ -19,8 +19,7 @@ from subquad.evaluate.report import FORMAT, WHAT
 from subquad.files import read_metadata
 from subquad.models import Model
 from subquad.train.checkpoint import read_state
-from subquad.train.loaded import Loaded
-from subquad.train.run import ENVIRONMENT, IMPORTED, only_imported
+from subquad.train.run import ENVIRONMENT, IMPORTED, LoadedRun, only_imported
 
 CARD = "README.md"
 """The name under which the hub looks for a card."""
@@ -37,7 +36,7 @@ HUB_METRICS = {"bleu": "bleu", "chrf": "chrf", "ppl": "perplexity", "top1": "acc
 """Metrics that the hub knows, under its names."""
 
 
-def model_card(model: Model, usage: str, run: Loaded | None = None, *, library: str = "subquad") -> str:
+def model_card(model: Model, usage: str, run: LoadedRun | None = None, *, library: str = "subquad") -> str:
     """The text of a README.md.
 
     usage: Markdown that tells how this export is used. run: where the model comes from; without one the card has no
@@ -67,7 +66,7 @@ def published(content: Any) -> Any:
 # ---------------------------------------------------------------------- front matter
 
 
-def _front_matter(model: Model, run: Loaded | None, title: str, library: str) -> dict[str, Any]:
+def _front_matter(model: Model, run: LoadedRun | None, title: str, library: str) -> dict[str, Any]:
     purpose, _ = PURPOSES[model.config.kind]
     mechanisms = dict.fromkeys(name for _, names in _mechanisms(model) for name in names)
     matter: dict[str, Any] = {"library_name": library, "pipeline_tag": purpose, "tags": ["subquad", *mechanisms]}
@@ -133,18 +132,18 @@ def _own_count(part: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters())
 
 
-def _origin(run: Loaded) -> str | None:
+def _origin(run: LoadedRun) -> str | None:
     """The program and architecture that a run was imported from; None: it began here."""
     path = run.folder / IMPORTED
     return json.loads(path.read_text())["origin"] if path.is_file() else None
 
 
-def _is_trained(run: Loaded) -> bool:
+def _is_trained(run: LoadedRun) -> bool:
     """Whether the model was trained here, on data and in an environment that the run knows."""
     return not only_imported(run.folder)
 
 
-def _metrics_table(run: Loaded) -> str:
+def _metrics_table(run: LoadedRun) -> str:
     """Validation of the checkpoint, then evaluations of splits with their intervals."""
     state = read_state(run.checkpoint)
     rows = ["| split | metric | value | 95 % interval | computed as |", "| --- | --- | ---: | --- | --- |"]
@@ -159,14 +158,14 @@ def _metrics_table(run: Loaded) -> str:
     return head + "\n\n" + ("\n".join(rows) if len(rows) > 2 else "It has not been evaluated.")
 
 
-def _evaluations(run: Loaded) -> list[dict[str, Any]]:
+def _evaluations(run: LoadedRun) -> list[dict[str, Any]]:
     """What `subquad evaluate` wrote into the run about this very checkpoint."""
     files = sorted(run.folder.glob(f"{WHAT}-*.json"))
     found = [read_metadata(path, FORMAT, WHAT) for path in files]
     return [one for one in found if (one.get("checkpoint"), one.get("update")) == (run.checkpoint.name, run.update)]
 
 
-def _environment(run: Loaded | None) -> str:
+def _environment(run: LoadedRun | None) -> str:
     """Where the model was trained or imported, or, without a run that says so, where the card is written."""
     found, done = environment(torch.device("cpu")), "written"
     if run is not None and (run.folder / ENVIRONMENT).is_file():

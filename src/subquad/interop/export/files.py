@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from subquad.data.images.inputs import Augmented
 from subquad.files import write_json
 from subquad.interop.export.card import CARD, model_card
 from subquad.interop.export.check import Call, check_parts
@@ -37,9 +38,8 @@ from subquad.models import (
 )
 from subquad.packages import require
 from subquad.tasks.base import INPUTS, TOKENIZERS
-from subquad.tasks.classification import Augmented
-from subquad.tasks.masked import beginning
-from subquad.train.loaded import Loaded
+from subquad.tasks.masked_language_model import beginning
+from subquad.train.run import LoadedRun
 
 Form = Literal["onnx", "torch"]
 DESCRIPTION, FORMAT = "export.json", 1
@@ -49,7 +49,7 @@ TORCH_TO_ITSELF = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 """How a warning begins that torch's exporter gives about its own code: no user can act on it."""
 
 
-def export_run(run: Loaded, form: Form, out: Path) -> list[str]:
+def export_run(run: LoadedRun, form: Form, out: Path) -> list[str]:
     """Writes the model of a run into the folder `out`, which must be new or empty; names of the files with parts."""
     model = run.model.cpu().float().eval()
     parts = parts_of(model, _image_size(run.inputs.get("transform")))
@@ -57,7 +57,7 @@ def export_run(run: Loaded, form: Form, out: Path) -> list[str]:
     return write_export(parts, model, form, out, card, run.folder)
 
 
-def _symbols(run: Loaded) -> tuple[int, int | None]:
+def _symbols(run: LoadedRun) -> tuple[int, int | None]:
     """What a text begins with, and what hides a word of it: see `usage`."""
     if isinstance(run.model, MaskedLanguageModel):
         return beginning(run.tokenizer("text")), run.model.config.mask

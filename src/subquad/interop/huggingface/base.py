@@ -21,7 +21,7 @@ from subquad.mixers import Mixer
 from subquad.models import Model, model_from
 from subquad.nn.stack import Stack
 from subquad.packages import require
-from subquad.tasks.losses import Loss
+from subquad.tasks.losses import LossOutput
 
 IGNORED = -100
 """The label of positions without a target, as everywhere in transformers."""
@@ -123,7 +123,7 @@ class SubquadModel(PreTrainedModel):
     def _stacks(self) -> list[Stack]:
         return [module for module in self.modules() if isinstance(module, Stack)]
 
-    def mean_loss(self, loss: Loss, aux: Tensor | None, items: Tensor | int | None) -> Tensor:
+    def mean_loss(self, loss: LossOutput, aux: Tensor | None, items: Tensor | int | None) -> Tensor:
         """The mean over targets. items: targets of all batches of an update, where there are several."""
         total = loss.total
         if aux is not None and self.config.aux_weight:

@@ -10,11 +10,10 @@ from transformers import BaseImageProcessor, BatchFeature
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from subquad.data.images.arrays import channels_first
+from subquad.data.images.inputs import image_tensor, transform_from
 from subquad.interop.huggingface.base import SubquadModel, as_asked
 from subquad.models import Pyramid, VisionTransformer
-from subquad.tasks.classification import transform_from
 from subquad.tasks.losses import class_loss
-from subquad.train.classifying import image_tensor
 
 
 class SubquadForImageClassification(SubquadModel):

@@ -13,7 +13,7 @@ from subquad.interop.huggingface.images import SubquadForImageClassification, Su
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadGenerator
 from subquad.interop.huggingface.tokenizer import converted
 from subquad.models import Model
-from subquad.train.loaded import Loaded
+from subquad.train.run import LoadedRun
 
 TARGET = "target"
 """The subfolder of the target's tokenizer: a folder has one tokenizer, and the two sides may differ."""
@@ -21,7 +21,7 @@ LONG_SOURCE = 512
 """Tokens of a long source, for a limit of length in proportion to it: transformers only has fixed ones."""
 
 
-def save_huggingface(run: Loaded, out: Path) -> None:
+def save_huggingface(run: LoadedRun, out: Path) -> None:
     """Writes the folder, which `from_pretrained` and `pipeline` read."""
     save = {
         "translation": _save_translator,
@@ -57,13 +57,13 @@ def wrap(model: Model, **config: Any) -> SubquadModel:
 # ---------------------------------------------------------------------- what each task brings
 
 
-def _save_classifier(run: Loaded, out: Path) -> SubquadModel:
+def _save_classifier(run: LoadedRun, out: Path) -> SubquadModel:
     SubquadImageProcessor(run.inputs["transform"]).save_pretrained(out)
     labels = dict(enumerate(run.inputs["classes"]))
     return wrap(run.model, id2label=labels, label2id={label: number for number, label in labels.items()})
 
 
-def _save_language_model(run: Loaded, out: Path) -> SubquadModel:
+def _save_language_model(run: LoadedRun, out: Path) -> SubquadModel:
     words = run.tokenizer("text")
     wrapped = wrap(run.model, pad_token_id=words.pad, eos_token_id=words.eos, bos_token_id=words.eos)
     assert isinstance(wrapped, SubquadForCausalLM)
@@ -71,7 +71,7 @@ def _save_language_model(run: Loaded, out: Path) -> SubquadModel:
     return wrapped
 
 
-def _save_translator(run: Loaded, out: Path) -> SubquadModel:
+def _save_translator(run: LoadedRun, out: Path) -> SubquadModel:
     """With the search of the recipe, as far as transformers knows its options."""
     source, target = run.tokenizer("source"), run.tokenizer("target")
     wrapped = wrap(run.model, pad_token_id=target.pad, eos_token_id=target.eos, decoder_start_token_id=target.eos)

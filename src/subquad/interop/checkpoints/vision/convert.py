@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from subquad.data.images.inputs import Augmented
 from subquad.data.images.transforms import AugmentOptions
 from subquad.files import decode_utf8, read_bytes
 from subquad.interop.checkpoints.run import ImportedRun, TextFiles
@@ -20,7 +21,6 @@ from subquad.interop.checkpoints.safe_pickle import options_of
 from subquad.interop.checkpoints.vision import models as vision_models
 from subquad.models import Model
 from subquad.models.presets import merged
-from subquad.tasks.classification import Augmented
 
 SUPPORTED = "efficient-attention's evit_* and pvt_*, PrimalAttention's and DeiT's ViTs (DeiT's layout)"
 HEAD_WIDTH = 64  # of evit_*

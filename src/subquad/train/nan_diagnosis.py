@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from subquad.files import replace_synced, write_json
 from subquad.mixers import Mixer
 from subquad.train.checkpoint import separate
-from subquad.train.generators import rng_state, set_rng_state
+from subquad.train.rng import rng_state, set_rng_state
 
 Batch = Mapping[str, Tensor]
 TENSORS, WEIGHTS, REPORT = "batch.safetensors", "model.safetensors", "report.json"

@@ -1,6 +1,6 @@
-"""Images of files to the probabilities of their classes, with a trained run."""
+"""From files of images to the probabilities of their classes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from subquad.data.images.arrays import CHANNELS, IMAGE_KEYS, channels_first
+from subquad.data.images.inputs import Augmented, Standardize, image_tensor
 from subquad.data.images.sets import decode_image
 from subquad.data.numpy_files import read_npy, read_npz
-from subquad.tasks.classification import Augmented, Standardise, transform_from
-from subquad.train.loaded import Loaded
+from subquad.models import Model
 
 BEST = 5
 BATCH = 64
@@ -20,14 +20,13 @@ Classes = list[tuple[str, float]]
 """Names of classes and their probabilities, the likeliest first."""
 
 
-class Classifier:
-    """A run of image classification as a function of files."""
+class ImageClassifier:
+    """A model of image classification as a function of files."""
 
-    def __init__(self, loaded: Loaded) -> None:
-        if loaded.recipe.task != "image-classification":
-            raise ValueError(f"{loaded.folder} was trained for {loaded.recipe.task}, not for image classification")
-        self.loaded, self.classes = loaded, loaded.inputs["classes"]
-        self.transform = transform_from(loaded.inputs["transform"])
+    def __init__(self, model: Model, classes: Sequence[str], transform: Standardize | Augmented) -> None:
+        """classes: their names, in the order of the model's outputs. transform: what the model reads of an image."""
+        self.model, self.classes, self.transform = model, classes, transform
+        self.device = next(model.parameters()).device
 
     def file(self, name: str) -> list[tuple[str, Classes]]:
         """(name, classes) of each image of a file; one that cannot be read or does not fit is a ValueError."""
@@ -42,7 +41,7 @@ class Classifier:
     @torch.inference_mode()
     def _classes(self, images: torch.Tensor) -> list[Classes]:
         """images (B, C, H, W), transformed."""
-        probabilities = self.loaded.model(images.to(self.loaded.device)).logits.float().softmax(-1)
+        probabilities = self.model(images.to(self.device)).logits.float().softmax(-1)
         values, numbers = probabilities.topk(min(BEST, len(self.classes)), -1)
         return [
             [(self.classes[number], value) for number, value in zip(row, likely, strict=True)]
@@ -61,21 +60,6 @@ class Classifier:
         arrays = _arrays(path)
         for number, image in enumerate(arrays):
             yield (name if len(arrays) == 1 else f"{name}[{number}]"), image
-
-
-def image_tensor(transform: Standardise | Augmented, name: str, image: Any) -> torch.Tensor:
-    """What the model reads of an image: Pillow's in colours, or an array (C, H, W). `name` is for messages."""
-    if not isinstance(transform, Standardise):
-        try:
-            return transform(image, None)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    wanted = tuple(transform.shape)
-    if not isinstance(image, np.ndarray):  # decoded: RGB
-        image = np.atleast_3d(np.asarray(image.convert("L") if wanted[0] == 1 else image)).transpose(2, 0, 1)
-    if image.shape != wanted:
-        raise ValueError(f"{name} is {image.shape} (channels, height, width); this model reads {wanted}")
-    return transform(image, None)
 
 
 def _arrays(path: Path) -> np.ndarray:

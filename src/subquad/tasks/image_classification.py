@@ -1,0 +1,327 @@
+"""Image classification: a class for each image.
+
+With augmentation options, training images go through DeiT's transforms and the others through those of evaluation.
+Without, images are taken as they are (arrays of one size) and normalised by the mean and deviation of the training
+images; nothing beside numpy is needed then. Every random choice of a batch comes from a generator of its own, with the
+seed that the trainer gives it, so a resumed run makes the batches of the uninterrupted one.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from subquad.data import builtin
+from subquad.data.batches import Batch, Budget
+from subquad.data.hub import HUB
+from subquad.data.images.inputs import Augmented, Standardize, transform_from
+from subquad.data.images.mixup import MixingOptions, mix_batch
+from subquad.data.images.sets import ImageSet, ImageSubset, hold_out, open_images
+from subquad.data.images.transforms import AugmentOptions
+from subquad.data.text.prepare import ReportProgress
+from subquad.decode.classify import ImageClassifier
+from subquad.evaluate.accuracy import class_ranks, share, share_score, tops
+from subquad.evaluate.report import Evaluation
+from subquad.models import Model
+from subquad.tasks.base import (
+    DataConfig,
+    EvaluationOptions,
+    MainMetric,
+    Task,
+    TrainedModel,
+    check_split,
+    load_embedded,
+    register_task,
+)
+from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.losses import LossOutput, class_loss
+
+IMAGES_PER_BATCH = 64
+"""Where the recipe says nothing, and in evaluation."""
+NAMED = 3  # unreadable images that a batch's warning names
+
+
+class ImageData(DataConfig):
+    """Where images come from: an embedded set, or labelled images."""
+
+    embedded: str | None = Field(None, description="an embedded set: digits")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the embedded set")
+    images: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="labelled images by split: a folder of class folders, one or several parquet, npz, npy, idx or "
+        "mosaic files, or hub:NAME@SPLIT for a data set of the hub",
+    )
+    hold_out: int | None = Field(
+        None,
+        ge=1,
+        description="training images that become `valid`: the last ones; of images sorted by class, evenly spaced ones",
+    )
+    augment: AugmentOptions | None = Field(
+        None,
+        description="size, crops and changes of images (needs the extra `vision`); null: images as they are, with the "
+        "training images' mean and deviation taken out",
+    )
+    mixing: MixingOptions | None = Field(None, description="mixup and cutmix of training images; null: neither")
+    repeated: int = Field(1, ge=1, description="repeated augmentation: each image of a batch is there so many times")
+
+    @field_validator("images", mode="before")
+    @classmethod
+    def _from_path(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {split: (path,) if isinstance(path, str) else path for split, path in given.items()}
+
+    def check(self) -> None:
+        if bool(self.embedded) == bool(self.images):
+            raise ValueError(f"give one of embedded and images (got {'both' if self.images else 'none'})")
+        if self.images and "train" not in self.images:
+            raise ValueError(f"images need a split `train` (got {', '.join(self.images)})")
+        if self.images and "valid" not in self.images and self.hold_out is None:
+            raise ValueError("images need a split `valid`, or hold_out: the number of training images to validate with")
+        if self.hold_out is not None and (not self.images or "valid" in self.images):
+            raise ValueError("hold_out makes a split `valid` out of images.train; this data has one already")
+
+    def check_smoothing(self, smoothing: float) -> None:
+        if self.mixing is not None and smoothing:
+            raise ValueError("mixed targets are smoothed by data.mixing.smoothing; leave train.smoothing out")
+
+    def split_files(self, split: str) -> Sequence[str] | None:
+        return self.images.get(split, ()) if self.images else None
+
+    def input_files(self) -> dict[str, list[str]]:
+        return {split: [path for path in paths if not path.startswith(HUB)] for split, paths in self.images.items()}
+
+    def example(self, split: str) -> str:
+        return f"data.images.{split}=FOLDER"
+
+    def open_splits(self) -> dict[str, ImageSet]:
+        """All splits, whose classes are numbered as those of the training images."""
+        if self.embedded is not None:
+            found = load_embedded(self.embedded, self.options, "images", ImageClassificationTask.name)
+            return {split: found.split(split) for split in builtin.SPLITS}
+        classes: list[str] | None = None
+        splits: dict[str, list[ImageSet]] = {}
+        for split in sorted(self.images, key=lambda name: name != "train"):
+            splits[split] = []
+            for path in self.images[split]:
+                splits[split].append(open_images(path, classes=classes))
+                classes = splits[split][0].classes
+        result: dict[str, ImageSet] = {split: ImageSubset(sets) for split, sets in splits.items()}
+        if self.hold_out is not None:
+            kept, held_out = hold_out(splits["train"], self.hold_out)
+            result |= {"train": ImageSubset(splits["train"], kept), "valid": ImageSubset(splits["train"], held_out)}
+        return result
+
+    def open_split(self, split: str, classes: Sequence[str]) -> ImageSet:
+        """One split, whose classes are numbered as in training; the other splits need not be there."""
+        if self.embedded is not None or (split == "valid" and self.hold_out is not None):
+            splits = self.open_splits()
+            check_split(split, splits)
+            return splits[split]
+        check_split(split, self.images)
+        return ImageSubset([open_images(path, classes=classes) for path in self.images[split]])
+
+
+class ImageSamples:
+    """Labelled images, each counting as one token, and how they become batches."""
+
+    def __init__(
+        self,
+        images: ImageSet,
+        transform: Standardize | Augmented,
+        training: bool = False,
+        mixing: MixingOptions | None = None,
+        repeated: int = 1,
+    ) -> None:
+        """training: images are augmented, mixed and repeated; otherwise they are shown once, as they are."""
+        self.images, self.transform, self.training = images, transform, training
+        self.mixing, self.repeated = (mixing, repeated) if training else (None, 1)
+        self.sizes: tuple[np.ndarray, ...] = (np.ones(len(images), np.int64),)
+
+    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
+        """images (B, C, H, W); labels (B,); after mixing also targets (B, classes). Unreadable images are left out."""
+        # A batch of repeated augmentation shows its first images several times instead of the others: batches are
+        # random, so an epoch shows a random part of the images.
+        taken = self._take(np.repeat(numbers, self.repeated)[: len(numbers)])
+        generator = torch.Generator().manual_seed(seed) if self.training else None
+        images = torch.empty(len(taken), *self.transform.shape)
+        for place, (image, _) in enumerate(taken):
+            made = self.transform(image, generator)
+            if made.shape != images.shape[1:]:
+                raise ValueError(
+                    f"images have different sizes, {tuple(made.shape)} and {self.transform.shape} (channels, height, "
+                    "width): give data.augment, with the size that the model reads"
+                )
+            images[place] = made
+        labels = torch.tensor([label for _, label in taken], dtype=torch.int64)
+        if self.mixing is None or generator is None:
+            return {"images": images, "labels": labels}
+        images, targets = mix_batch(images, labels, len(self.images.classes), self.mixing, generator)
+        return {"images": images, "labels": targets.argmax(1), "targets": targets}
+
+    def _take(self, numbers: Batch) -> list[tuple[Any, int]]:
+        known = set(self.images.skipped)
+        taken = self.images.take(numbers)
+        if new := [reason for name, reason in self.images.skipped.items() if name not in known]:
+            more = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+            warnings.warn(f"left out: {'; '.join(new[:NAMED])}{more}", stacklevel=2)
+        return taken
+
+
+@register_task
+class ImageClassificationTask(Task):
+    name = "image-classification"
+    Data = ImageData
+    model_kinds = ("vision", "pyramid")
+    metric = "top1"
+    better = "higher"
+    main_metric = MainMetric("top1", "top-1", "higher", share_score, scale=100, unit=" %")
+    sized_by_tokens = False
+
+    def __init__(
+        self,
+        splits: Mapping[str, ImageSet],
+        smoothing: float = 0.0,
+        aux_weight: float = 0.0,
+        augment: AugmentOptions | None = None,
+        mixing: MixingOptions | None = None,
+        repeated: int = 1,
+    ) -> None:
+        """smoothing: of labels; that of mixed targets is an option of mixing."""
+        super().__init__(smoothing, aux_weight)
+        self.splits, self.mixing, self.repeated = splits, mixing, repeated
+        self.transform = Standardize.of(splits["train"]) if augment is None else Augmented(augment)
+
+    @classmethod
+    def open(
+        cls,
+        data: ImageData,
+        cache: Path,  # noqa: ARG003
+        smoothing: float = 0.0,
+        aux_weight: float = 0.0,
+        report: ReportProgress | None = None,  # noqa: ARG003
+    ) -> Self:
+        return cls(data.open_splits(), smoothing, aux_weight, data.augment, data.mixing, data.repeated)
+
+    @property
+    def split_names(self) -> Sequence[str]:
+        return list(self.splits)
+
+    def samples(self, split: str, training: bool) -> ImageSamples:
+        check_split(split, self.splits)
+        return ImageSamples(self.splits[split], self.transform, training, self.mixing, self.repeated)
+
+    @classmethod
+    def budget(cls, budget: Budget) -> Budget:
+        """Images count by number: max_tokens would be that of sequences."""
+        most = budget.max_sentences or IMAGES_PER_BATCH
+        return budget.model_copy(update={"max_tokens": None, "max_sentences": most})
+
+    # ------------------------------------------------------------------ model
+
+    def data_dependent_model_config(self) -> dict[str, Any]:
+        channels, height, width = self.transform.shape
+        if height != width:
+            raise ValueError(f"images of {width} x {height} pixels are not square: give data.augment, with a size")
+        return {"classes": len(self.splits["train"].classes), "channels": channels, "image_size": height}
+
+    @classmethod
+    def expected_model_config(cls, data: ImageData) -> dict[str, Any]:
+        augment = data.augment
+        return {} if augment is None else {"image_size": augment.size, "channels": len(augment.mean)}
+
+    @classmethod
+    def typical_batch(cls, data: ImageData, budget: Budget) -> tuple[int, int | None]:  # noqa: ARG003
+        return budget.max_sentences or IMAGES_PER_BATCH, None
+
+    def inputs(self) -> dict[str, Any]:
+        return {"classes": list(self.splits["train"].classes), "transform": self.transform.to_json()}
+
+    # ------------------------------------------------------------------ loss
+
+    @classmethod
+    def model_loss(
+        cls,
+        model: Any,
+        batch: Mapping[str, Tensor],
+        pad: int = -1,  # noqa: ARG003
+        smoothing: float = 0.0,
+    ) -> tuple[LossOutput, Tensor | None]:
+        logits, _, aux = model(batch["images"])
+        labels = batch["labels"]
+        if "targets" in batch:
+            found = class_loss(logits, batch["targets"])
+        else:
+            found = class_loss(logits, labels, smoothing=smoothing)
+        ranks = class_ranks(logits.detach(), labels)
+        hits = {f"top{most}": (ranks < most).sum() for most in tops(logits.shape[-1])}
+        return replace(found, sums=found.sums | hits), aux
+
+    def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        """Images that could not be read so far are counted as `unreadable`."""
+        metrics = super().metrics(sums, count)
+        unreadable = {name for images in self.splits.values() for name in images.skipped}
+        return metrics | {"unreadable": len(unreadable)} if unreadable else metrics
+
+    # ------------------------------------------------------------------ evaluation and comparison
+
+    @classmethod
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+        """Images that cannot be read are lost: they have no result."""
+        config = run.data
+        assert isinstance(config, ImageData)
+        images = config.open_split(split, run.inputs["classes"])
+        samples = ImageSamples(images, transform_from(run.inputs["transform"]))
+        own = list(shards.own(len(images)))
+        parts = [own[start : start + IMAGES_PER_BATCH] for start in range(0, len(own), IMAGES_PER_BATCH)]
+        found: dict[int, list[int]] = {}
+        for part in shards.steps(parts, "batches of images classified"):
+            found |= _ranks(run.model, samples, part, run.device)
+        everything = shards.gather(found)
+        if not everything:
+            raise ValueError(f"none of the {len(images):,} images of {split} could be read")
+        known = np.array([everything[number] for number in sorted(everything)])
+        classes = len(images.classes)
+        measures = {f"top{most}": share(known[:, 1] < most, f"top-{most}|classes:{classes}") for most in tops(classes)}
+        labels = fingerprint([[number, everything[number][0]] for number in sorted(everything)])
+        data = {"sha256": labels, "images": "as given"}
+        return Evaluation(cls.name, split, len(images), len(images) - len(everything), measures, data)
+
+    @classmethod
+    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:
+        """Guessing gives 1 / classes: this, and two standard deviations of it over so many samples, in percent."""
+        guess = 1 / model_config["classes"]
+        return 100 * (guess + 2 * math.sqrt(guess * (1 - guess) / samples))
+
+    @classmethod
+    def random_batch(cls, model: Model, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        (images,) = model.random_inputs(batch, length, generator)
+        labels = torch.randint(model.config.classes, (batch,), generator=generator, device=generator.device)
+        return {"images": images, "labels": labels}
+
+
+def _ranks(model: Model, samples: ImageSamples, numbers: list[int], device: torch.device) -> dict[int, list[int]]:
+    """[label, its place among the classes] of every image that can be read, by number."""
+    single = {number: samples.batch(np.array([number])) for number in numbers}
+    readable = [number for number in numbers if len(single[number]["labels"])]
+    if not readable:
+        return {}
+    batch = {name: torch.cat([single[number][name] for number in readable]) for name in ("images", "labels")}
+    batch = to_device(batch, device)
+    ranks = class_ranks(model(batch["images"]).logits, batch["labels"]).tolist()
+    labels = batch["labels"].tolist()
+    return dict(zip(readable, map(list, zip(labels, ranks, strict=True)), strict=True))
+
+
+def image_classifier(run: TrainedModel) -> ImageClassifier:
+    """What a trained model says about files of images."""
+    if not isinstance(run.data, ImageData):
+        raise ValueError(f"{run.folder} was trained for {run.inputs['task']}, not for image classification")
+    return ImageClassifier(run.model, run.inputs["classes"], transform_from(run.inputs["transform"]))

@@ -1,0 +1,175 @@
+"""Language modelling: every token given those before it, from text cut into blocks."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from subquad.data.batches import Batch, Budget
+from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
+from subquad.data.text.prepare import ReportProgress
+from subquad.data.text.store import PreparedText
+from subquad.data.tokenizers import Tokenizer
+from subquad.data.tokenizers.simple import IdTokenizer
+from subquad.decode.generate import Generator
+from subquad.decode.options import SampleOptions
+from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits, perplexity, perplexity_score
+from subquad.evaluate.report import Evaluation
+from subquad.models import LanguageModel
+from subquad.models.base import mean_aux
+from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
+from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.text import TextData, TextTask, read_text, typical_text_batch
+
+TIMED_LINES, PROMPTS, PROMPT_WORDS, NEW_TOKENS = 32, 8, 8, 64
+"""What the speed of decoding is measured with: prompts of words of the first lines, and tokens after each."""
+
+
+class LanguageModelData(TextData):
+    blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut into samples")
+
+    task = "language-model"
+    prepared_as = "language-model"
+    embedded_kind = "text"
+
+
+class BlockSamples:
+    """Blocks of one store."""
+
+    def __init__(self, blocks: Blocks, pad: int) -> None:
+        self.blocks, self.pad = blocks, pad
+        self.sizes: tuple[np.ndarray, ...] = (blocks.sizes,)
+
+    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
+        """inputs and targets (B, T)."""
+        batch = collate_blocks([self.blocks[int(i)] for i in numbers], self.pad)
+        return {"inputs": batch["inputs"], "targets": batch["targets"]}
+
+
+def block_losses(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
+    """[summed nll, number of targets] of every block of a batch; targets that are padding do not count."""
+    x, _, _ = model.features(batch["inputs"])
+    return losses_by_row(model.head, x, batch["targets"], pad=pad)
+
+
+@register_task
+class LanguageModelTask(TextTask):
+    name = "language-model"
+    Data = LanguageModelData
+    model_kinds = ("language-model",)
+    main_metric = MainMetric("ppl", "perplexity", "lower", perplexity_score)
+    decodes = True
+    reads_context = True
+
+    def __init__(
+        self, data: PreparedText, blocks: BlockOptions, smoothing: float = 0.0, aux_weight: float = 0.0
+    ) -> None:
+        super().__init__(data, smoothing, aux_weight)
+        self.blocks, self.tokenizer = blocks, data.tokenizer("text")
+
+    @classmethod
+    def open(
+        cls,
+        data: LanguageModelData,
+        cache: Path,
+        smoothing: float = 0.0,
+        aux_weight: float = 0.0,
+        report: ReportProgress | None = None,
+    ) -> Self:
+        return cls(data.prepare_for_training(cache, report), data.blocks, smoothing, aux_weight)
+
+    def samples(self, split: str, training: bool) -> BlockSamples:  # noqa: ARG002
+        blocks = Blocks(self.data.store(split, "text"), self.blocks, self.tokenizer.eos)
+        return BlockSamples(blocks, self.tokenizer.pad)
+
+    # ------------------------------------------------------------------ model
+
+    def data_dependent_model_config(self) -> dict[str, Any]:
+        return {"vocab": self.tokenizer.size, "embedding": {"pad": self.tokenizer.pad}}
+
+    @classmethod
+    def expected_model_config(cls, data: LanguageModelData) -> dict[str, Any]:
+        size = data.tokenizer.vocab_size
+        return {} if size is None else {"vocab": size}
+
+    @classmethod
+    def typical_batch(cls, data: LanguageModelData, budget: Budget) -> tuple[int, int | None]:
+        return typical_text_batch(budget, data.blocks.tokens_per_sample)
+
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        return {"text": self.tokenizer}
+
+    # ------------------------------------------------------------------ loss
+
+    @property
+    def pad(self) -> int:
+        return self.tokenizer.pad
+
+    @classmethod
+    def model_loss(
+        cls, model: LanguageModel, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
+    ) -> tuple[LossOutput, Tensor | None]:
+        # Blocks are padded after their end, where a causal model shows nothing to the tokens before.
+        x, _, aux = model.features(batch["inputs"])
+        return word_loss(model.head, x, batch["targets"], pad=pad, smoothing=smoothing), mean_aux(aux)
+
+    # ------------------------------------------------------------------ evaluation and comparison
+
+    @classmethod
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
+        model, tokenizer, config, context = run.model, run.tokenizer("text"), run.data, options.context_window
+        assert isinstance(model, LanguageModel)
+        assert isinstance(config, LanguageModelData)
+        samples, origin = read_text(run, split)
+        lines = [line for (line,) in samples]
+        store = TokenLines(tokenizer.encode_batch(lines))
+        blocks = ContextBlocks(store, config.blocks, context, tokenizer.pad, tokenizer.eos)
+        losses = shards.rows(
+            blocks,
+            lambda batch: block_losses(model, to_device(batch, run.device), tokenizer.pad),
+            "pieces of text scored",
+        )
+        tokens = int(losses[:, 1].sum())
+        how = f"|context:{context}|sample:{config.blocks.tokens_per_sample}|breaks:{config.blocks.breaks}"
+        how += f"|tokenizer:{tokenizer.fingerprint()[:12]}"
+        measures = {"ppl": perplexity(losses, signature=f"per:token, line ends counted{how}")}
+        counts = {"tokens": tokens, "pieces": len(blocks)}
+        if not isinstance(tokenizer, IdTokenizer):  # numbers have no words
+            size = TextSize.of(lines)
+            counts |= {"words": size.words, "bytes": size.bytes}
+            word, byte = f"per:whitespace word, line ends counted{how}", f"per:UTF-8 byte, line ends counted{how}"
+            measures["word_ppl"] = perplexity(losses, size.words / tokens, word)
+            measures["bits_per_byte"] = bits(losses, size.bytes / tokens, byte)
+        settings = {"context_window": context, **config.blocks.model_dump(mode="json")}
+        data = {"sha256": fingerprint(samples), "text": origin}
+        lost = blocks.blocks.total - tokens
+        return Evaluation(cls.name, split, len(lines), lost, measures, data, settings, counts)
+
+    @classmethod
+    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
+        """Guessing gives the size of the vocabulary, and the frequencies of words far less: half the size."""
+        return model_config["vocab"] / 2
+
+    @classmethod
+    def random_batch(
+        cls, model: LanguageModel, batch: int, length: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        (tokens,) = model.random_inputs(batch, length, generator)
+        return {"inputs": tokens, "targets": tokens}
+
+    @classmethod
+    def decoding_workload(cls, run: TrainedModel, split: str) -> Callable[[], int]:
+        """Continues the beginnings of the split's first lines with the likeliest tokens."""
+        model = run.model
+        assert isinstance(model, LanguageModel)
+        lines = [line for (line,) in read_text(run, split, TIMED_LINES)[0]]
+        generator = Generator([model], run.tokenizer("text"), run.decode)
+        prompts = [" ".join(line.split()[:PROMPT_WORDS]) for line in lines if line.strip()][:PROMPTS] or ["."]
+        new = NEW_TOKENS if generator.most is None else max(1, min(NEW_TOKENS, generator.most // 2))
+        greedy = SampleOptions(temperature=0)
+        return lambda: sum(len(text.log_probabilities) for text in generator.sample(prompts, new, greedy))

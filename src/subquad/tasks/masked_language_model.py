@@ -1,0 +1,197 @@
+"""Masked language modelling: the hidden tokens of a text, given all others, from text cut into blocks.
+
+A sample is the symbol of a beginning and a block of tokens. Which of them are hidden depends on the sample and on the
+seed that the trainer gives its batch: training hides others in each epoch, validation and evaluation always the same.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from subquad.data.batches import Batch, Budget
+from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
+from subquad.data.masking import Masking, MaskOptions
+from subquad.data.text.prepare import ReportProgress
+from subquad.data.text.store import PreparedText
+from subquad.data.tokenizers import Tokenizer
+from subquad.decode.limits import longest_text
+from subquad.evaluate.perplexity import TokenLines, perplexity, perplexity_score
+from subquad.evaluate.report import Evaluation
+from subquad.models import MaskedLanguageModel
+from subquad.models.base import mean_aux
+from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
+from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, typical_text_batch
+
+NUM_BEGINNING = 1
+"""Tokens of a sample before its block."""
+NUM_SPECIAL = NUM_BEGINNING + 1
+"""Those and the end of a line."""
+RANDOM_TARGETS_EVERY = 7
+"""A random batch asks for every so many tokens: about the share that training hides."""
+
+
+class MaskedLanguageModelData(TextData):
+    blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut into samples")
+    masking: MaskOptions = Field(default_factory=MaskOptions, description="which tokens the model has to find")
+
+    task = "masked-language-model"
+    prepared_as = "language-model"
+    embedded_kind = "text"
+
+
+def beginning(tokenizer: Tokenizer) -> int:
+    """The symbol that a sample begins with. Numbers that others made may have none: then it is that of an end."""
+    return tokenizer.bos if tokenizer.bos >= 0 else tokenizer.eos
+
+
+class MaskedSamples:
+    """Blocks of one store, with some of their tokens hidden."""
+
+    def __init__(self, store: Lines, blocks: BlockOptions, masking: MaskOptions, tokenizer: Tokenizer) -> None:
+        if blocks.tokens_per_sample <= NUM_BEGINNING:
+            raise ValueError(f"data.blocks.tokens_per_sample is {blocks.tokens_per_sample}; the beginning is one token")
+        shorter = blocks.model_copy(update={"tokens_per_sample": blocks.tokens_per_sample - NUM_BEGINNING})
+        self.blocks, self.tokenizer = Blocks(store, shorter, tokenizer.eos), tokenizer
+        self.first = beginning(tokenizer)
+        special = [tokenizer.bos, tokenizer.pad, tokenizer.eos, tokenizer.unk]
+        words = np.setdiff1d(np.arange(tokenizer.size), special)
+        self.masking = Masking(masking, tokenizer.size, words if len(words) else np.array([tokenizer.unk]))
+        self.sizes: tuple[np.ndarray, ...] = (self.blocks.sizes + NUM_BEGINNING,)
+
+    def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
+        """inputs (B, T); targets (B, T): the hidden tokens, padding where nothing is asked; padding (B, T)."""
+        return collate_blocks([self._sample(int(number), seed) for number in numbers], self.tokenizer.pad)
+
+    def _sample(self, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = self.blocks.stream(int(self.blocks.begin[number]), int(self.blocks.end[number]))
+        read, asked = self.masking.apply(tokens, np.random.default_rng([seed, number]))
+        targets = np.where(asked, tokens, self.tokenizer.pad)
+        # the beginning is no word: it is neither hidden nor asked for
+        return np.append(self.first, read), np.append(self.tokenizer.pad, targets)
+
+
+def hidden_losses(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
+    """[summed nll, number of targets] of every sample of a batch."""
+    x, _, _ = model.features(batch["inputs"], _needed(batch["padding"]))
+    return losses_by_row(model.head, model.words(x), batch["targets"], pad=pad)
+
+
+def _needed(padding: Tensor | None) -> Tensor | None:
+    """Padding that hides nothing is none: mechanisms are faster without."""
+    return padding if padding is not None and bool(padding.any()) else None
+
+
+@register_task
+class MaskedLanguageModelTask(TextTask):
+    name = "masked-language-model"
+    Data = MaskedLanguageModelData
+    model_kinds = ("masked-language-model",)
+    main_metric = MainMetric("ppl", "perplexity of hidden words", "lower", perplexity_score)
+
+    def __init__(
+        self,
+        data: PreparedText,
+        blocks: BlockOptions,
+        masking: MaskOptions,
+        smoothing: float = 0.0,
+        aux_weight: float = 0.0,
+    ) -> None:
+        super().__init__(data, smoothing, aux_weight)
+        self.blocks, self.masking, self.tokenizer = blocks, masking, data.tokenizer("text")
+
+    @classmethod
+    def open(
+        cls,
+        data: MaskedLanguageModelData,
+        cache: Path,
+        smoothing: float = 0.0,
+        aux_weight: float = 0.0,
+        report: ReportProgress | None = None,
+    ) -> Self:
+        return cls(data.prepare_for_training(cache, report), data.blocks, data.masking, smoothing, aux_weight)
+
+    def samples(self, split: str, training: bool) -> MaskedSamples:  # noqa: ARG002
+        return MaskedSamples(self.data.store(split, "text"), self.blocks, self.masking, self.tokenizer)
+
+    # ------------------------------------------------------------------ model
+
+    def data_dependent_model_config(self) -> dict[str, Any]:
+        """One symbol more than the tokenizer has hides words."""
+        return {"vocab": self.tokenizer.size + 1, "embedding": {"pad": self.tokenizer.pad}}
+
+    @classmethod
+    def expected_model_config(cls, data: MaskedLanguageModelData) -> dict[str, Any]:
+        size = data.tokenizer.vocab_size
+        return {} if size is None else {"vocab": size + 1}
+
+    @classmethod
+    def typical_batch(cls, data: MaskedLanguageModelData, budget: Budget) -> tuple[int, int | None]:
+        return typical_text_batch(budget, data.blocks.tokens_per_sample)
+
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        return {"text": self.tokenizer}
+
+    # ------------------------------------------------------------------ loss
+
+    @property
+    def pad(self) -> int:
+        return self.tokenizer.pad
+
+    @classmethod
+    def model_loss(
+        cls, model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
+    ) -> tuple[LossOutput, Tensor | None]:
+        targets = batch["targets"]
+        x, _, aux = model.features(batch["inputs"], _needed(batch.get("padding")))
+        asked = (targets != pad).flatten().nonzero().squeeze(1)  # the others' words need not be made
+        words = model.words(x.flatten(0, 1).index_select(0, asked))
+        found = word_loss(model.head, words, targets.flatten()[asked], pad=pad, smoothing=smoothing)
+        return found, mean_aux(aux)
+
+    # ------------------------------------------------------------------ evaluation and comparison
+
+    @classmethod
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+        model, tokenizer, config = run.model, run.tokenizer("text"), run.data
+        assert isinstance(model, MaskedLanguageModel)
+        assert isinstance(config, MaskedLanguageModelData)
+        texts, origin = read_text(run, split)
+        lines = tokenizer.encode_batch([line for (line,) in texts])
+        if config.blocks.breaks != "none":  # lines stay whole, so what the model cannot read is cut
+            lines = cut_lines(lines, longest_text(model), NUM_SPECIAL)
+        samples = MaskedSamples(TokenLines(lines), config.blocks, config.masking, tokenizer)
+        losses = shards.rows(
+            samples,
+            lambda batch: hidden_losses(model, to_device(batch, run.device), tokenizer.pad),
+            "pieces of text scored",
+        )
+        hidden = config.masking
+        how = f"hidden:{hidden.share:g}, {hidden.kept:g} kept, {hidden.random:g} random"
+        how += f"|sample:{config.blocks.tokens_per_sample}|breaks:{config.blocks.breaks}"
+        how += f"|tokenizer:{tokenizer.fingerprint()[:12]}"
+        measures = {"ppl": perplexity(losses, signature=f"per:hidden token|{how}")}
+        counts = {"hidden tokens": int(losses[:, 1].sum()), "tokens": samples.blocks.total, "pieces": len(losses)}
+        settings = {"masking": hidden.model_dump(mode="json"), **config.blocks.model_dump(mode="json")}
+        data = {"sha256": fingerprint(texts), "text": origin}
+        return Evaluation(cls.name, split, len(texts), 0, measures, data, settings, counts)
+
+    @classmethod
+    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
+        """Guessing gives the size of the vocabulary, and the frequencies of words far less: half the size."""
+        return model_config["vocab"] / 2
+
+    @classmethod
+    def random_batch(
+        cls, model: MaskedLanguageModel, batch: int, length: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        (tokens,) = model.random_inputs(batch, length, generator)
+        targets = torch.full_like(tokens, -1)
+        targets[:, ::RANDOM_TARGETS_EVERY] = tokens[:, ::RANDOM_TARGETS_EVERY]
+        return {"inputs": tokens, "targets": targets}

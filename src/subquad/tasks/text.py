@@ -1,0 +1,204 @@
+"""What tasks on text share: where their samples come from, as text and as prepared tokens.
+
+Embedded sets are written to the run's folder once and prepared like files. Evaluation reads text as it was given, not
+from prepared tokens: what preparing skips (empty and over-long samples) counts there.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from subquad.config import nearest
+from subquad.data.batches import Budget
+from subquad.data.builtin import SPLITS, BuiltinSet
+from subquad.data.fairseq.folder import FairseqFolder
+from subquad.data.text.prepare import ReportProgress, TextDataConfig, prepare_text
+from subquad.data.text.sources import TextSource, read_samples
+from subquad.data.text.store import FIELDS, PreparedText, open_prepared
+from subquad.data.tokenizers import TokenizerConfig
+from subquad.files import wrap_corrupt_data_errors
+from subquad.tasks.base import DataConfig, Task, TrainedModel, add_perplexity, check_split, load_embedded
+
+AS_GIVEN, FROM_TOKENS = "as given", "decoded from prepared tokens, without the samples that preparing skipped"
+DEFAULT_TOKENS = 4096
+"""Tokens of a batch that no recipe limits, for an estimate of its memory."""
+ALTERNATIVES = ("embedded", "folder", "splits", "fairseq")
+
+
+class TextData(DataConfig):
+    """Where text comes from: an embedded set, a folder that `subquad data prepare` or fairseq-preprocess wrote, or text
+    files."""
+
+    embedded: str | None = Field(None, description="an embedded set: phrases for translation, speeches for the others")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the embedded set")
+    folder: str | None = Field(None, description="prepared data")
+    splits: dict[str, TextSource] = Field(default_factory=dict, description="files by split: train, valid, test")
+    fairseq: FairseqFolder | None = Field(
+        None, description="a folder that fairseq-preprocess wrote: its path, or path, languages and codes"
+    )
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="of text that is not prepared yet")
+    max_length: int | None = Field(None, ge=1, description="longer samples are skipped and counted")
+
+    task: ClassVar[str]
+    """The task that reads it."""
+    prepared_as: ClassVar[str]
+    """The task that `prepare_text` prepares it for: what a sample is."""
+    embedded_kind: ClassVar[str]
+    """What an embedded set must hold."""
+
+    def check(self) -> None:
+        given = [name for name in ALTERNATIVES if getattr(self, name)]
+        if len(given) != 1:
+            got = ", ".join(given) or "none"
+            raise ValueError(f"give one of embedded, folder, splits and fairseq (got {got})")
+        configs = list(self.tokenizer_configs().values())
+        if self.fairseq is not None and configs != [TokenizerConfig()]:
+            raise ValueError("the dictionaries of data.fairseq are its tokenizers; leave tokenizer out")
+        if self.splits and "train" not in self.splits:
+            raise ValueError(f"splits need a split `train` (got {', '.join(self.splits)})")
+
+    def tokenizer_configs(self) -> dict[str, TokenizerConfig]:
+        """Those that the recipe has, by their names there."""
+        return {"tokenizer": self.tokenizer}
+
+    # ------------------------------------------------------------------ files
+
+    def split_files(self, split: str) -> Sequence[str] | None:
+        if not self.splits:
+            return None
+        return self.splits[split].files if split in self.splits else ()
+
+    def input_files(self) -> dict[str, list[str]]:
+        files = {split: list(source.files) for split, source in self.splits.items() if not source.is_hub}
+        if self.folder is not None:
+            files["folder"] = [self.folder]
+        if self.fairseq is not None:
+            files["folder"] = [self.fairseq.path, *filter(None, [self.fairseq.codes])]
+        for name, config in self.tokenizer_configs().items():
+            if paths := [path for path in (config.path, config.codes, config.dictionary) if path is not None]:
+                files[name.replace("_", " ")] = paths
+        return files
+
+    def check_first_sample(self, split: str) -> None:
+        source = self.splits.get(split)
+        if source is not None and not source.is_ids:
+            next(read_samples(source, FIELDS[self.prepared_as]))
+
+    def is_available(self, cache: Path) -> bool:
+        return self.folder is not None or cache.exists()
+
+    # ------------------------------------------------------------------ samples
+
+    def raw_samples(self, split: str) -> list[tuple[str, ...]] | None:
+        """Every sample of a split as it was given, also those that preparing skips; None: only tokens are there."""
+        if self.folder is not None or self.fairseq is not None:
+            return None
+        if self.embedded is not None:
+            samples = self._load_embedded().split(split)
+            return [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
+        check_split(split, self.splits)
+        source = self.splits[split]
+        return None if source.is_ids else list(read_samples(source, FIELDS[self.prepared_as]))
+
+    def prepare(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
+        """The text as tokens. cache: where they are written if they are not prepared yet."""
+        if self.folder is not None:
+            with wrap_corrupt_data_errors(f"the data in {self.folder}"):
+                prepared = open_prepared(self.folder)
+                prepared.verify()
+            return prepared
+        if self.fairseq is not None:
+            return prepare_text(self.fairseq.text_config(self.prepared_as, self.max_length), cache, report=report)
+        splits = dict(self.splits)
+        if self.embedded is not None:
+            found = self._load_embedded()
+            cache.mkdir(parents=True, exist_ok=True)
+            files = {split: _write_split(cache, split, found.split(split), found.kind) for split in SPLITS}
+            splits = TextDataConfig.parse(
+                "data", {"task": self.prepared_as, "splits": {split: str(path) for split, path in files.items()}}
+            ).splits
+        options = {"task": self.prepared_as, "splits": splits, "max_length": self.max_length}
+        return prepare_text(TextDataConfig.parse("data", options | self.tokenizer_configs()), cache, report=report)
+
+    def prepare_for_training(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
+        """The same; data of another task, or without the splits that training needs, is refused."""
+        data = self.prepare(cache, report)
+        if data.task != self.prepared_as:
+            raise ValueError(f"{data.folder} was prepared for {data.task}, the recipe is for {self.task}")
+        for split in ("train", "valid"):
+            if split not in data.splits:
+                raise ValueError(f"{data.folder} has no split {split!r}{nearest(split, data.splits)}")
+        return data
+
+    def _load_embedded(self) -> BuiltinSet:
+        assert self.embedded is not None
+        return load_embedded(self.embedded, self.options, self.embedded_kind, self.task)
+
+
+class TextTask(Task):
+    """A task on prepared text."""
+
+    def __init__(self, data: PreparedText, smoothing: float = 0.0, aux_weight: float = 0.0) -> None:
+        super().__init__(smoothing, aux_weight)
+        self.data = data
+
+    @property
+    def split_names(self) -> Sequence[str]:
+        return self.data.splits
+
+    def skipped(self) -> dict[str, str]:
+        return self.data.skipped()
+
+    def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
+        return add_perplexity(super().metrics(sums, count))
+
+
+def typical_text_batch(budget: Budget, length: int) -> tuple[int, int]:
+    """Samples of a batch and tokens of each, where samples have `length` tokens if a batch has room for them."""
+    tokens = budget.max_tokens or DEFAULT_TOKENS
+    length = min(tokens, length)
+    if budget.max_sentences and budget.max_tokens is None:
+        return budget.max_sentences, length
+    return min(budget.max_sentences or tokens, max(1, tokens // length)), length
+
+
+def _write_split(cache: Path, split: str, samples: Sequence[tuple[str, str]] | Sequence[str], kind: str) -> Path:
+    """A split of an embedded set as a file, which stays as it is when its content does."""
+    path = cache / (f"{split}.csv" if kind == "pairs" else f"{split}.txt")
+    content = io.StringIO(newline="")
+    if kind == "pairs":
+        csv.writer(content).writerows(samples)
+    else:
+        content.writelines(f"{line}\n" for line in samples)
+    encoded = content.getvalue().encode()
+    if not path.exists() or path.read_bytes() != encoded:
+        path.write_bytes(encoded)
+    return path
+
+
+def read_text(run: TrainedModel, split: str, most: int | None = None) -> tuple[list[tuple[str, ...]], str]:
+    """The samples of a split, or the first `most` of them, and where they come from."""
+    data = run.data
+    assert isinstance(data, TextData)
+    samples = data.raw_samples(split)
+    if samples is not None:
+        return samples[:most], AS_GIVEN
+    with TemporaryDirectory() as scratch:
+        # of data that was changed since training there may be other tokens in the run
+        own = data.folder or run.prepared_data
+        prepared = open_prepared(own) if own is not None else data.prepare(Path(scratch))
+        sides = []
+        for side in prepared.fields:
+            tokenizer, store = prepared.tokenizer(side), prepared.store(split, side)
+            sides.append([tokenizer.decode(store[number]) for number in range(len(store))[:most]])
+    return list(zip(*sides, strict=True)), FROM_TOKENS
+
+
+def cut_lines(lines: list[list[int]], most: int | None, special: int = 1) -> list[list[int]]:
+    """Lines no longer than the model can read with the special symbols around them: their end, and a beginning."""
+    return lines if most is None else [line[: most - special] for line in lines]
