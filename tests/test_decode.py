@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
+from subquad.decode.align import cross_weights
 from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search, padded
 from subquad.decode.generate import Generator
 from subquad.decode.options import DecodeOptions, SampleOptions
@@ -326,6 +327,17 @@ def test_alignments_point_into_the_source() -> None:
     other = translator_model(vocab=TOKENIZER.size, cross="linformer")
     with pytest.raises(ValueError, match="alignments need softmax cross-attention"):
         Translator([other], TOKENIZER, TOKENIZER, alignments=True)
+
+
+def test_weights_of_a_source_are_where_its_words_are() -> None:
+    """Padding stands before the words of the second row, as in the originals' batches."""
+    model, source = translator_model(), torch.randint(4, 23, (2, 6), generator=torch.Generator().manual_seed(0))
+    target = torch.randint(4, 23, (2, 4), generator=torch.Generator().manual_seed(1))
+    padding = torch.arange(6) < torch.tensor([[0], [2]])
+    weights = cross_weights(model, source, padding, target)
+    alone = cross_weights(model, source[1:, 2:], None, target[1:])
+    torch.testing.assert_close(weights[1, :, 2:], alone[0])
+    assert not weights[1, :, :2].any()
 
 
 def test_models_of_another_vocabulary_are_refused() -> None:

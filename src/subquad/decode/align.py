@@ -39,17 +39,15 @@ def cross_weights(model: Seq2Seq, source: Tensor, source_padding: Tensor | None,
     """Weights of the last layer, the mean over its heads: (batch, target time, source time)."""
     check_alignments(model)
     cross: Any = model.decoder.blocks[-1].cross
-    seen: dict[str, Tensor] = {}
-    hook = cross.register_forward_pre_hook(
-        lambda _, args, options: seen.update(x=args[0], context=options["context"]), with_kwargs=True
-    )
+    read: list[Tensor] = []
+    hook = cross.register_forward_pre_hook(lambda _, given: read.append(given[0]))
     try:
         context = model.encode(source, source_padding).x
         model.features(target, context, context_padding=source_padding)
     finally:
         hook.remove()
-    (q,) = cross.project_part(seen["x"], 0, 1)
-    k, _ = cross.project_part(seen["context"], 1, 3)
+    (q,) = cross.project_part(read[0], 0, 1)
+    k, _ = cross.project_part(context, 1, 3)  # which the decoder may have moved to the front of its rows
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if source_padding is not None:
         scores = scores.masked_fill(source_padding[:, None, None], -float("inf"))
