@@ -21,7 +21,7 @@ from subquad.data import numpy_files as packed
 from subquad.data.images.sets import UnreadableImage, decode_image, open_images
 from subquad.data.images.transforms import AugmentOptions, EvalTransform, TrainTransform
 from tests.fuzzing import called, fuzzed, kept_promise
-from tests.test_bad_input import classification
+from tests.cli.test_bad_input import classification
 
 Image: Any = pytest.importorskip("PIL.Image")
 

@@ -16,7 +16,7 @@ import yaml
 from subquad.cli.main import app, run
 from subquad.train.recipe import read_recipe
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECIPE = {
     "task": "language-model",
     "data": {
