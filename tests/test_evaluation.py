@@ -335,17 +335,11 @@ def test_paired_runs(pairs: Path, text: Path, tmp_path: Path, capsys: pytest.Cap
 
 SHARED = """import sys
 from pathlib import Path
+import subquad
 from subquad.cli.main import run
-from subquad.evaluate.report import write_evaluation
-from subquad.train.distributed import join
-from subquad.train.run import evaluate_run
-from subquad.train.run import load_run
 out, pairs, text, digits = map(Path, sys.argv[1:])
-workers = join()
 for name, folder in (("text", text), ("digits", digits)):
-    found = evaluate_run(load_run(folder), "test", workers=workers)
-    if workers.leads:
-        write_evaluation(out / f"{name}-two.json", found, found.summary())
+    subquad.evaluate(folder, out=out / f"{name}-two.json")
 sys.exit(run(["evaluate", str(pairs), "--out", str(out / "pairs-two.json")]))
 """
 

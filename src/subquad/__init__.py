@@ -1,15 +1,57 @@
 """subquad: sequence mixing that costs less than the square of the length, behind one contract."""
 
+import sys
 from importlib import import_module
-from typing import Any
+from inspect import Signature
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subquad.api import Run, dry_run, evaluate, load_run, train
+    from subquad.interop.patching import swap
 
 __version__ = "0.1.0"
+__all__ = ["Run", "dry_run", "evaluate", "load_run", "swap", "train"]
 
-_ELSEWHERE = {"swap": "subquad.interop.patching"}
-"""Names that are loaded when they are asked for: the command line and the core must start without them."""
+_LAZY = {**dict.fromkeys(("Run", "dry_run", "load_run"), "subquad.api"), "swap": "subquad.interop.patching"}
+"""Names by the module that has them, which is imported when one is asked for: `import subquad` imports no torch."""
+_FUNCTIONS_AND_FOLDERS = ("evaluate", "train")
+"""`subquad.train` is a function of `subquad.api`, and a folder of modules. See `_CallableFolder`."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _ELSEWHERE:
+class _CallableFolder(ModuleType):
+    """A package that can be called: `subquad.train(...)` calls `subquad.api.train`.
+
+    Python makes every imported package an attribute of the one around it, so `subquad.train` is the folder whatever
+    stands here; this class makes it the function as well.
+    """
+
+    def _function(self) -> Any:
+        return getattr(import_module("subquad.api"), self.__name__.rpartition(".")[2])
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._function()(*arguments, **options)
+
+    @property
+    def __signature__(self) -> Signature:
+        return Signature.from_callable(self._function())
+
+
+class _Subquad(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FUNCTIONS_AND_FOLDERS and type(value) is ModuleType:
+            value.__class__ = _CallableFolder
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FUNCTIONS_AND_FOLDERS:
+            return import_module(f"{__name__}.{name}")
+        if name in _LAZY:
+            return getattr(import_module(_LAZY[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_ELSEWHERE[name]), name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Subquad

@@ -20,8 +20,8 @@ from subquad.cli.main import run as command
 from subquad.data import numpy_files as packed
 from subquad.data.images.sets import UnreadableImage, decode_image, open_images
 from subquad.data.images.transforms import AugmentOptions, EvalTransform, TrainTransform
-from tests.fuzzing import called, fuzzed, kept_promise
 from tests.cli.test_bad_input import classification
+from tests.fuzzing import called, fuzzed, kept_promise
 
 Image: Any = pytest.importorskip("PIL.Image")
 

@@ -267,7 +267,8 @@ STREAMING = [name for name in available() if mixer_class(name).capabilities.caus
 @pytest.mark.parametrize("mechanism", STREAMING)
 def test_a_cache_changes_nothing(mechanism: str, tmp_path: Path) -> None:
     model = HOSTS["gpt2"](tmp_path)
-    subquad.swap(model, mechanism, **{"window": 4} if mechanism in ("eva", "local") else {})
+    options: dict[str, Any] = {"window": 4} if mechanism in ("eva", "local") else {}
+    subquad.swap(model, mechanism, **options)
     with_cache, without = generate(model), generate(model, use_cache=False)
     assert torch.equal(with_cache.sequences, without.sequences)
     assert all(close(a, b) for a, b in zip(with_cache.logits, without.logits, strict=True))

@@ -24,10 +24,9 @@ def classify(
     subquad classify runs/digits image.png
     subquad classify runs/digits images/*.png images.npz --checkpoint last
     """
-    from subquad.tasks.image_classification import image_classifier
-    from subquad.train.run import load_run
+    from subquad.api import load_run
 
-    classifier = image_classifier(load_run(run, checkpoint))
+    classifier = load_run(run, checkpoint).classifier()
     unreadable = 0
     for name in images:
         try:

@@ -35,12 +35,11 @@ def export(
     subquad export runs/phrases --to torch --out phrases-pt2 --checkpoint average
     subquad export runs/speeches --to huggingface --out speeches-hf
     """
-    from subquad.train.artifacts import local_run
-    from subquad.train.run import load_run
+    from subquad.api import load_run
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already; give a new folder, or remove it")
-    loaded = load_run(local_run(run), checkpoint)
+    loaded = load_run(run, checkpoint).loaded
     if to is Target.huggingface:
         from subquad.interop.huggingface import save_huggingface
 

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
-from subquad.cli.translate import changed_options
 
 
 def generate(
@@ -52,15 +51,13 @@ def generate(
     subquad generate runs/speeches --samples 3 --tokens 50 --seed 2
     subquad generate runs/speeches --prompt "We have" --beam 4 --json
     """
-    from subquad.decode.generate import Generator
+    from subquad.api import load_run
     from subquad.decode.options import SampleOptions
-    from subquad.models import LanguageModel
-    from subquad.train.run import load_run
 
     if beam is not None and greedy:
         raise ValueError("give --greedy or --beam, not both")
-    drawing = SampleOptions.parse(
-        "drawing",
+    sampling = SampleOptions.parse(
+        "sampling",
         {
             "repetition_penalty": repetition_penalty,
             "temperature": 0.0 if greedy else temperature,
@@ -69,20 +66,15 @@ def generate(
             "seed": seed,
         },
     )
-    loaded = [load_run(run, checkpoint) for run in runs]
-    models = []
-    for one in loaded:
-        if not isinstance(one.model, LanguageModel):
-            raise ValueError(f"{one.folder} is a run of task {one.recipe.task}; only language models generate text")
-        models.append(one.model)
+    first, *others = [load_run(run, checkpoint) for run in runs]
     nbest = samples if beam is not None else None
-    given = {"beam": beam, "nbest": nbest, "weights": "int8" if int8 else None, "compile": True if compile else None}
-    generator = Generator(models, loaded[0].tokenizer("text"), changed_options(loaded[0].recipe, given))
+    weights = "int8" if int8 else None
+    generator = first.generator(*others, beam=beam, nbest=nbest, weights=weights, compile=compile or None)
     prompts = prompt or [""]
     if beam is not None:
         found = [one for several in generator.search(prompts, tokens) for one in several]
     else:
-        found = generator.sample([text for text in prompts for _ in range(samples)], tokens, drawing)
+        found = generator.sample([text for text in prompts for _ in range(samples)], tokens, sampling)
     for number, continued in enumerate(found):
         if as_json:
             print(json.dumps({"prompt": prompts[number // samples], **continued._asdict()}, ensure_ascii=False))

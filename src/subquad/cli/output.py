@@ -12,6 +12,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 
+def is_rank_zero() -> bool:
+    """Whether this process is the one that prints, of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def styled(text: str, stream: TextIO, **style: Any) -> str:
     """Text in a colour (`fg="red"`) or bold, if the stream is a terminal that may be coloured."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()

@@ -8,8 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -17,9 +16,7 @@ from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
-    from subquad.decode.options import DecodeOptions
-    from subquad.decode.translate import Translated, Translator
-    from subquad.train.recipe import Recipe
+    from subquad.decode.translate import Translated
 
 
 def translate(
@@ -78,7 +75,13 @@ def translate(
         "weights": "int8" if int8 else None,
         "compile": True if compile else None,
     }
-    translator = _open(runs, checkpoint, given, alignments)
+    from subquad.api import load_run
+
+    for run in runs[1:]:
+        if run.is_file():
+            raise ValueError(f"{run} is no run; text comes from standard input: subquad translate {runs[0]} < {run}")
+    first, *others = [load_run(run, checkpoint) for run in runs]
+    translator = first.translator(*others, alignments=alignments, **given)
     show = _Columns(translator.options.nbest > 1, scores, alignments)
     reader = _Reader(sys.stdin.buffer)
     number, start = 0, time.monotonic()
@@ -93,38 +96,6 @@ def translate(
     _warn(reader.replaced, "were not UTF-8: what could not be read was replaced")
     _warn(translator.empty, "were empty, and so are their translations")
     _warn(translator.shortened, f"were cut at {translator.most_source:,} tokens, the most that are read of a line")
-
-
-def _open(runs: list[Path], checkpoint: str, given: dict[str, Any], alignments: bool) -> "Translator":
-    from subquad.decode.translate import Translator
-    from subquad.models import Seq2Seq
-    from subquad.train.run import load_run
-
-    for run in runs[1:]:
-        if run.is_file():
-            raise ValueError(f"{run} is no run; text comes from standard input: subquad translate {runs[0]} < {run}")
-    loaded = [load_run(run, checkpoint) for run in runs]
-    models = []
-    for one in loaded:
-        if not isinstance(one.model, Seq2Seq):
-            raise ValueError(f"{one.folder} is a run of task {one.recipe.task}; only runs of translation translate")
-        for side in ("source", "target"):
-            if one.tokenizer(side).fingerprint() != loaded[0].tokenizer(side).fingerprint():
-                raise ValueError(f"{one.folder} and {loaded[0].folder} have different tokenizers: no ensemble of them")
-        models.append(one.model)
-    options = changed_options(loaded[0].recipe, given)
-    first = loaded[0]
-    return Translator(models, first.tokenizer("source"), first.tokenizer("target"), options, alignments=alignments)
-
-
-def changed_options(recipe: "Recipe", given: dict[str, Any]) -> "DecodeOptions":
-    """The recipe's section `decode`, with the options that were given."""
-    from subquad.decode.options import DecodeOptions
-
-    changes = {name: value for name, value in given.items() if value is not None}
-    if "nbest" in changes and "beam" not in changes:
-        changes["beam"] = max(recipe.decode.beam, changes["nbest"])
-    return DecodeOptions.parse("decoding", recipe.decode.model_dump() | changes)
 
 
 def _split(window: list[str], before: int) -> tuple[list[str], list[str]]:

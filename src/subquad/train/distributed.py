@@ -5,6 +5,7 @@ clipping, the optimiser) is the same everywhere: the processes' weights stay equ
 gradients are summed.
 """
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -74,6 +75,7 @@ class Workers:
 
 
 ALONE = Workers()
+_GROUPS = itertools.count()
 
 
 def whole(value: Tensor) -> Tensor:
@@ -124,7 +126,8 @@ def _own_attempt() -> dist.Store | None:
         return None
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
-    return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    # one process may join several times, too: to train, and then to evaluate
+    return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}, group {next(_GROUPS)}", store)
 
 
 def leave() -> None:

@@ -132,9 +132,22 @@ def _check_data_options(owner: str, task: str, data: Any) -> None:
             raise ValueError(f"{owner}: data.{name} has no meaning for task {task}, but for {' and '.join(others)}")
 
 
-def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """The recipe of a YAML file, with changes such as `model.encoder.mixer=eva` or `train.updates=100`."""
-    path = Path(path)
+Changes = Sequence[str | Mapping[str, Any]]
+"""Changes to a recipe: words such as "train.updates=100", or mappings such as {"train": {"updates": 100}}."""
+
+
+def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Changes = ()) -> Recipe:
+    """A recipe with changes. recipe: the path of a YAML file, its content, or a recipe that was read."""
+    if isinstance(recipe, str | Path):
+        owner, data = f"recipe {recipe}", _read_file(Path(recipe))
+    else:
+        owner, data = "recipe", recipe.model_dump() if isinstance(recipe, Recipe) else dict(recipe)
+    for change in changes:
+        data = merged(data, _change(change) if isinstance(change, str) else change)
+    return Recipe.parse(owner, data)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
     if path.is_dir():
         raise ValueError(f"{path} is a folder, and a recipe is a YAML file; that of a run is {path / 'recipe.yaml'}")
     if not path.exists():
@@ -144,9 +157,7 @@ def read_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"there is no recipe {path}{near} The path starts at the current folder, {Path.cwd()}")
     data = read_yaml(path, "recipe")
     check_stored_origins(path.parent)
-    for change in changes:
-        data = merged(data, _change(change))
-    return Recipe.parse(f"recipe {path}", data)
+    return data
 
 
 def _change(text: str) -> dict[str, Any]:

@@ -1,0 +1,357 @@
+"""What a program or a notebook calls: train, evaluate and compare models, and use those that were trained.
+
+    import subquad
+
+    run = subquad.train("recipes/small/phrases.yaml", model={"encoder": {"mixer": "eva"}}, out="runs/eva")
+    subquad.evaluate(run).metrics["bleu"].value
+    run.translate("5 km")
+
+`import subquad` offers these names and loads nothing heavy until one of them is used. The commands of `subquad` parse
+their words, call the same functions, and show what they return.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+from subquad.data.tokenizers import Tokenizer
+from subquad.decode.classify import Classes, ImageClassifier
+from subquad.decode.generate import Generator
+from subquad.decode.options import DecodeOptions, SampleOptions
+from subquad.decode.translate import Translator
+from subquad.evaluate.report import EvaluationReport
+from subquad.evaluate.significance import RESAMPLES
+from subquad.models import LanguageModel, Model, Seq2Seq
+from subquad.models.costs import costs
+from subquad.tasks.image_classification import image_classifier
+from subquad.train import checkpoint as stored
+from subquad.train.artifacts import local_run
+from subquad.train.profiler import Profile
+from subquad.train.recipe import Recipe, read_recipe
+from subquad.train.run import RECIPE, LoadedRun, check_run, find_checkpoint
+from subquad.train.run import load_run as load_trained
+from subquad.train.workflows import evaluate_to_file, profile_run, train_run
+
+RecipeLike = str | Path | Mapping[str, Any] | Recipe
+"""A recipe: the path of a YAML file, its content, or a recipe that was read."""
+
+
+# ---------------------------------------------------------------------- training
+
+
+def train(
+    recipe: RecipeLike, *changes: str, out: str | Path | None = None, quiet: bool = False, **sections: Any
+) -> "Run":
+    """Trains a model by a recipe, or goes on with a run that was interrupted, and returns the run.
+
+    recipe: the path of a YAML file, or its content as a mapping. changes: as on the command line, such as
+    "train.updates=100". sections: changes to the recipe's sections, such as `train={"updates": 100}`. out: the run
+    directory; by default it is runs/NAME for the recipe NAME.yaml, or the run whose own recipe is given. quiet: print
+    no progress. Under torchrun all processes call it and share the batches of every update.
+
+    >>> import subquad
+    >>> run = subquad.train("recipes/small/digits.yaml", train={"updates": 60}, out="runs/digits", quiet=True)
+    >>> run.updates, sorted(run.metrics)
+    (60, ['loss', 'top1', 'top5'])
+    """
+    read, folder, own = read_recipe(recipe, [*changes, sections]), run_folder(recipe, out), trained_run_of(recipe)
+    note = None
+    if own is not None and folder.resolve() != own.resolve() and not folder.exists():
+        note = f"{folder} is a new run, with none of the weights of {own}; --out {own} goes on with those"
+    train_run(read, folder, quiet=quiet, note=note)
+    return Run(folder)
+
+
+def run_folder(recipe: RecipeLike, out: str | Path | None = None) -> Path:
+    """The run directory that `train` uses for a recipe."""
+    if out is not None:
+        return Path(out)
+    if not isinstance(recipe, str | Path):
+        raise ValueError("a recipe that is no file has no name: say where its run goes, with out=FOLDER")
+    return trained_run_of(recipe) or Path("runs") / Path(recipe).stem
+
+
+def trained_run_of(recipe: RecipeLike) -> Path | None:
+    """The run whose own recipe this file is, if it has learned something."""
+    if not isinstance(recipe, str | Path) or Path(recipe).name != RECIPE:
+        return None
+    folder = Path(recipe).parent
+    return folder if stored.checkpoints(stored.checkpoint_folder(folder)) else None
+
+
+def profile(recipe: RecipeLike, *changes: str, updates: int, out: str | Path | None = None, **sections: Any) -> Profile:
+    """Measures where the time of some updates goes, and writes profile.json into the run directory; see `train`."""
+    return profile_run(read_recipe(recipe, [*changes, sections]), run_folder(recipe, out), updates)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a recipe would train. batch and length: a typical batch; a sample without tokens has the length None.
+
+    data: what is wrong with each input by its name; None: it was found, and its first sample can be read.
+    """
+
+    task: str
+    batch: int
+    length: int | None
+    parameters: int
+    training_bytes: int
+    model: dict[str, Any]
+    data: dict[str, str | None]
+
+    @property
+    def problems(self) -> dict[str, str]:
+        return {name: problem for name, problem in self.data.items() if problem is not None}
+
+
+def dry_run(recipe: RecipeLike, *changes: str, **sections: Any) -> DryRun:
+    """Checks a recipe and its data, and estimates the size and memory of its model without training anything.
+
+    >>> import subquad
+    >>> found = subquad.dry_run("recipes/small/digits.yaml")
+    >>> found.parameters < 100_000, found.problems
+    (True, {})
+    """
+    read = read_recipe(recipe, [*changes, sections])
+    model = read.model_data(read.task_class.expected_model_config(read.data))
+    batch, length = read.task_class.typical_batch(read.data, read.train.budget)
+    cost = costs(model, batch, length or 1, streaming=False)
+    data = {name: _find_problem(read, name, files) for name, files in read.data.input_files().items()}
+    return DryRun(read.task, batch, length, cost.parameters, cost.training_bytes, model, data)
+
+
+def _find_problem(recipe: Recipe, name: str, files: Sequence[str]) -> str | None:
+    """Why an input cannot be read, if it cannot."""
+    if missing := [file for file in files if not Path(file).exists()]:
+        return f"missing: {', '.join(missing)}"
+    try:
+        recipe.data.check_first_sample(name)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+# ---------------------------------------------------------------------- trained runs
+
+
+class Run:
+    """A run directory, as `train` and `load_run` return it. Its model is loaded when it is first needed."""
+
+    def __init__(self, folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> None:
+        """See `load_run`."""
+        self.folder = local_run(folder)
+        self._checkpoint, self._changes = checkpoint, changes
+
+    @cached_property
+    def loaded(self) -> LoadedRun:
+        """The run with the weights of its checkpoint."""
+        return load_trained(self.folder, self._checkpoint, self._changes)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.loaded.recipe
+
+    @property
+    def model(self) -> Model:
+        """The model, in eval mode, on the GPU if there is one."""
+        return self.loaded.model
+
+    def tokenizer(self, side: str = "text") -> Tokenizer:
+        """The tokenizer of a side: "source" and "target" in translation, otherwise "text"."""
+        return self.loaded.tokenizer(side)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the last validation."""
+        return self._last_state.metrics
+
+    @property
+    def updates(self) -> int:
+        """How many updates the run has been trained for."""
+        return self._last_state.update
+
+    @cached_property
+    def _last_state(self) -> stored.TrainState:
+        return stored.read_state(find_checkpoint(self.folder, read_recipe(self.folder / RECIPE), "last"))
+
+    # ------------------------------------------------------------------ use
+
+    def translator(self, *others: "Run", alignments: bool = False, **decode: Any) -> Translator:
+        """Translates many lines. others: runs that form an ensemble with this one. decode: see `DecodeOptions`."""
+        models = []
+        for run in (self, *others):
+            if not isinstance(run.model, Seq2Seq):
+                raise ValueError(f"{run.folder} is a run of task {run.recipe.task}; only runs of translation translate")
+            for side in ("source", "target"):
+                if run.tokenizer(side).fingerprint() != self.tokenizer(side).fingerprint():
+                    raise ValueError(f"{run.folder} and {self.folder} have different tokenizers: no ensemble of them")
+            models.append(run.model)
+        options = self._decode_options(decode)
+        return Translator(models, self.tokenizer("source"), self.tokenizer("target"), options, alignments=alignments)
+
+    @overload
+    def translate(self, texts: str, **decode: Any) -> str: ...
+    @overload
+    def translate(self, texts: Sequence[str], **decode: Any) -> list[str]: ...
+    def translate(self, texts: str | Sequence[str], **decode: Any) -> str | list[str]:
+        """The translation of a text, or of each text of a list. decode: options of `DecodeOptions`, such as `beam`.
+
+        >>> import subquad
+        >>> run = subquad.load_run("runs/phrases")
+        >>> german = run.translate(["5 km", "3 May"], beam=4)
+        >>> len(german)
+        2
+        """
+        given = [texts] if isinstance(texts, str) else texts
+        found = [result.text for result in self.translator(**decode).lines(given)]
+        return found[0] if isinstance(texts, str) else found
+
+    def generator(self, *others: "Run", **decode: Any) -> Generator:
+        """Continues many texts. others: runs that form an ensemble with this one. decode: see `DecodeOptions`."""
+        models = []
+        for run in (self, *others):
+            if not isinstance(run.model, LanguageModel):
+                raise ValueError(f"{run.folder} is a run of task {run.recipe.task}; only language models generate text")
+            models.append(run.model)
+        return Generator(models, self.tokenizer("text"), self._decode_options(decode))
+
+    @overload
+    def generate(self, prompts: str = "", tokens: int = 100, **options: Any) -> str: ...
+    @overload
+    def generate(self, prompts: Sequence[str], tokens: int = 100, **options: Any) -> list[str]: ...
+    def generate(self, prompts: str | Sequence[str] = "", tokens: int = 100, **options: Any) -> str | list[str]:
+        """A text that begins with the prompt, or one for each prompt of a list, with at most `tokens` more tokens.
+
+        options: of `SampleOptions`, such as `temperature`.
+
+        >>> import subquad
+        >>> run = subquad.load_run("runs/speeches")
+        >>> run.generate("My fellow", tokens=20, temperature=0.8, seed=1).startswith("My fellow")
+        True
+        """
+        given = [prompts] if isinstance(prompts, str) else prompts
+        found = self.generator().sample(given, tokens, SampleOptions.parse("sampling", options))
+        return found[0].text if isinstance(prompts, str) else [one.text for one in found]
+
+    def classifier(self) -> ImageClassifier:
+        """Classifies many images."""
+        return image_classifier(self.loaded)
+
+    def classify(self, *files: str | Path) -> dict[str, Classes]:
+        """The most probable classes of images with their probabilities, by the name of the image.
+
+        files: images, or files of numpy with one or several images.
+
+        >>> import subquad
+        >>> classes = subquad.load_run("runs/digits").classify("images.npy")
+        >>> list(classes), len(classes["images.npy[0]"])
+        (['images.npy[0]', 'images.npy[1]'], 5)
+        """
+        classifier = self.classifier()
+        return {name: classes for file in files for name, classes in classifier.file(str(file))}
+
+    def _decode_options(self, given: Mapping[str, Any]) -> DecodeOptions:
+        """The recipe's section `decode`, with the options that were given; those that are None were not."""
+        changes = {name: value for name, value in given.items() if value is not None}
+        if "nbest" in changes and "beam" not in changes:
+            changes["beam"] = max(self.recipe.decode.beam, changes["nbest"])
+        return DecodeOptions.parse("decoding", self.recipe.decode.model_dump() | changes)
+
+
+def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> Run:
+    """A trained run, with its model loaded.
+
+    folder: the run directory, or an artifact as wandb:ENTITY/PROJECT/NAME:VERSION. checkpoint: "best" by the
+    validation metric, "last", the name of one such as "average", or a path. changes: to the recipe's sections decode
+    and data, such as "decode.beam=4".
+
+    >>> import subquad
+    >>> run = subquad.load_run("runs/digits", checkpoint="last")
+    >>> run.recipe.task, run.updates, type(run.model).__name__
+    ('image-classification', 60, 'VisionTransformer')
+    """
+    run = Run(folder, checkpoint, changes)
+    assert run.loaded  # mistakes show here, not when the run is first used
+    return run
+
+
+# ---------------------------------------------------------------------- evaluation
+
+
+def evaluate(
+    run: str | Path | Run,
+    *changes: str,
+    split: str = "test",
+    checkpoint: str = "best",
+    context_window: int = 0,
+    against: str | Path | None = None,
+    resamples: int = RESAMPLES,
+    out: str | Path | None = None,
+    quiet: bool = False,
+) -> EvaluationReport:
+    """Measures the quality of a run on a split of its data, with confidence intervals, and writes it to a JSON file.
+
+    run: its folder, or a run that `train` or `load_run` returned, whose model is taken as it is. changes: to the
+    recipe's sections decode and data, such as "decode.beam=4". checkpoint: see `load_run`. context_window: tokens of
+    earlier text that a language model reads before those that count. against: a run that was evaluated on the same
+    split, to test whether the two differ. resamples: of the bootstrap. out: the file; by default
+    RUN/evaluation-SPLIT.json. Under torchrun the processes share the samples.
+
+    >>> import subquad
+    >>> report = subquad.evaluate("runs/digits", quiet=True)
+    >>> report.samples, sorted(report.metrics)
+    (250, ['top1', 'top5'])
+    >>> report.metrics["top1"].low <= report.metrics["top1"].value
+    True
+    """
+    if isinstance(run, Run) and (changes or checkpoint != "best"):
+        raise ValueError("a loaded run has a checkpoint and options: give them to load_run, or give a folder")
+    folder = run.folder if isinstance(run, Run) else local_run(run)
+    return evaluate_to_file(
+        run.loaded if isinstance(run, Run) else folder,
+        split,
+        Path(out) if out is not None else folder / f"evaluation-{split}.json",
+        checkpoint=checkpoint,
+        changes=changes,
+        context_window=context_window,
+        against=Path(against) if against is not None else None,
+        resamples=resamples,
+        quiet=quiet,
+    )
+
+
+def average_checkpoints(
+    run: str | Path,
+    checkpoints: Sequence[str] = (),
+    *,
+    epochs: int | None = None,
+    updates: int | None = None,
+    up_to: int | None = None,
+    name: str = "average",
+) -> tuple[Path, list[str]]:
+    """Writes the mean of the weights of several checkpoints as a checkpoint of the run; its folder and what is in it.
+
+    checkpoints: by name or path. epochs, updates: instead of them, the newest so many that were saved at the end of an
+    epoch, or in all, none of them after the epoch or update `up_to`.
+    """
+    if sum(bool(given) for given in (checkpoints, epochs, updates)) != 1:
+        raise ValueError("say which checkpoints to average, in one way: their names, --epochs N or --updates N")
+    if up_to is not None and checkpoints:
+        raise ValueError("--up-to goes with --epochs or --updates, not with names")
+    if "/" in name or not name:
+        raise ValueError(f"--name {name!r}: a name is needed, not a path; the result is RUN/checkpoints/NAME")
+    run = Path(run)
+    check_run(run)
+    folder = stored.checkpoint_folder(run)
+    if checkpoints:
+        recipe = read_recipe(run / RECIPE)
+        chosen = [find_checkpoint(run, recipe, one) for one in checkpoints]
+    else:
+        chosen = stored.newest(folder, epochs or updates or 1, up_to=up_to, epoch_ends=epochs is not None)
+    weights = stored.average(chosen, ema=stored.has_average(chosen[0]))
+    latest = max((stored.read_state(path) for path in chosen), key=lambda state: state.update)
+    names = [path.name for path in chosen]
+    state = stored.TrainState(latest.update, latest.epoch, extra={"average of": names})
+    return stored.save_weights(folder / name, weights, state), names

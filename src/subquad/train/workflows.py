@@ -1,0 +1,135 @@
+"""Training, profiling and evaluating a run from beginning to end: its folder, its data, its progress and its files.
+
+`subquad.api` and the trials of a comparison call these functions, in one process or under torchrun.
+"""
+
+import io
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+
+from subquad.environment import environment
+from subquad.evaluate.report import EvaluationReport, stored_evaluation, task_of_evaluation, write_evaluation
+from subquad.evaluate.significance import RESAMPLES
+from subquad.progress import Progress
+from subquad.tasks import Task
+from subquad.tasks.evaluation import STEPS
+from subquad.train.distributed import Workers, join, leave
+from subquad.train.log import Progress as TrainingProgress
+from subquad.train.log import build_trackers
+from subquad.train.loop import Trainer
+from subquad.train.profiler import Profile, profile_updates
+from subquad.train.recipe import Recipe
+from subquad.train.run import DATA, LoadedRun, evaluate_run, load_run, locked, open_run
+
+
+@contextmanager
+def distributed_workers() -> Iterator[Workers]:
+    """The processes that torchrun started, or this one alone."""
+    try:
+        yield join()
+    finally:
+        leave()
+
+
+def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | None = None) -> None:
+    """Trains to the end of the recipe, in a new run directory or on from the last checkpoint of an existing one.
+
+    quiet: print nothing. note: what to print first.
+    """
+    with distributed_workers() as workers, locked(folder) if workers.leads else nullcontext():
+        task = _open_task(recipe, folder, workers)
+        trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.leads else []
+        stream = io.StringIO() if quiet or not workers.leads else None
+        with TrainingProgress(stream=stream) as progress:
+            if note is not None:
+                progress.note(note)
+            trainer = Trainer(recipe, task, folder, progress, trackers, workers)
+            size = f"{trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples"
+            progress.note(f"{folder}: {size}")
+            for split, reasons in task.skipped().items():
+                progress.note(f"{split}: samples skipped: {reasons}")
+            if count := len(trainer.plan.skipped):
+                progress.note(f"train: {count:,} samples are longer than train.budget.max_tokens and left out")
+            trainer.fit()
+        workers.wait()  # to those that are behind, a process that leaves looks like one that died
+
+
+def _open_task(recipe: Recipe, folder: Path, workers: Workers) -> Task:
+    """Opens the run and its data. One process writes the files, and the others read them afterwards."""
+    if not workers.leads:
+        workers.wait()
+        return recipe.build_task(folder / DATA)
+    open_run(recipe, folder)
+    task = recipe.build_task(folder / DATA)
+    task.save_inputs(folder)
+    workers.wait()
+    return task
+
+
+def profile_run(recipe: Recipe, folder: Path, updates: int) -> Profile:
+    """Measures where the time of some updates goes, and writes it to profile.json. No weights are kept."""
+    with distributed_workers() as workers, locked(folder) if workers.leads else nullcontext():
+        task = _open_task(recipe, folder, workers)
+        # what the updates log must not become a part of the run
+        with tempfile.TemporaryDirectory() as scratch, TrainingProgress(stream=io.StringIO()) as progress:
+            trainer = Trainer(recipe, task, Path(scratch), progress, [], workers)
+            with closing(trainer.updates()) as steps:
+                profile = profile_updates(lambda: next(steps), trainer.phases, updates)
+        if workers.leads:
+            profile.write(folder)
+        return profile
+
+
+def evaluate_to_file(
+    run: Path | LoadedRun,
+    split: str,
+    path: Path,
+    *,
+    checkpoint: str = "best",
+    changes: Sequence[str] = (),
+    context_window: int = 0,
+    against: Path | None = None,
+    resamples: int = RESAMPLES,
+    quiet: bool = False,
+) -> EvaluationReport:
+    """Evaluates a run on a split and writes the result to `path`, with the statistics of every sample beside it.
+
+    run: its folder, of which a checkpoint is loaded, or a run that is loaded already. against: a run that was evaluated
+    on the same split, to test whether the two differ.
+    """
+    if path.suffix != ".json":
+        raise ValueError(f"{path}: the name of a JSON file is needed, such as {path}.json")
+    other = stored_evaluation(against, split) if against is not None else None
+    with distributed_workers() as workers:
+        loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint, changes)
+        task = loaded.recipe.task_class
+        if other is not None and (theirs := task_of_evaluation(other)) != task.name:
+            runs = f"{loaded.folder} is a run of task {task.name}, {other} of {theirs}"
+            raise ValueError(f"{runs}: the two cannot be compared")
+        start = time.monotonic()
+        silent = io.StringIO() if quiet or not workers.leads else None
+        with Progress(STEPS * task.evaluation_passes, stream=silent) as progress:
+            found = evaluate_run(loaded, split, context_window=context_window, workers=workers, report=progress)
+        report = EvaluationReport(
+            path=path,
+            task=task.name,
+            split=split,
+            samples=found.samples,
+            lost=found.lost,
+            metrics=found.estimates(resamples),
+            data=found.data,
+            settings=found.settings,
+            counts=found.counts,
+            run=str(loaded.folder),
+            checkpoint=loaded.checkpoint.name,
+            update=loaded.update,
+            seconds=round(time.monotonic() - start, 3),
+            environment=environment(loaded.device),
+            against=found.differences(other, resamples) if other is not None else None,
+        )
+        if workers.leads:
+            write_evaluation(found, report)
+    return report
