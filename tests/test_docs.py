@@ -139,7 +139,7 @@ def test_state_cell(name) -> None:
 
 
 def test_the_library_example_runs_and_is_ten_lines() -> None:
-    example, _ = readme_blocks("python")
+    example, *_ = readme_blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) == 10
     scope: dict = {}
     exec(example, scope)
@@ -149,7 +149,7 @@ def test_the_library_example_runs_and_is_ten_lines() -> None:
 
 def test_the_model_example_runs(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _, example = readme_blocks("python")
+    _, example, _ = readme_blocks("python")
     scope: dict = {}
     exec(example, scope)
     whole = scope["model"](scope["tokens"]).logits
