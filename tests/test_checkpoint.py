@@ -33,8 +33,9 @@ from subquad.train.checkpoint import (
     save_checkpoint,
     save_weights,
 )
-from subquad.train.log import MetricsLog, Progress, Status, read_metrics
+from subquad.train.log import MetricsLog, read_metrics
 from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
+from subquad.train.progress import Status, TrainingProgress
 from subquad.train.rng import rng_state, set_rng_state
 from tests.golden_files import FOLDER
 from tests.golden_training import check_average
@@ -290,7 +291,7 @@ def test_half_a_line_of_metrics_is_taken_back(tmp_path: Path) -> None:
 
 def test_progress_in_a_log_is_plain_lines() -> None:
     stream = io.StringIO()
-    with Progress(every=10, stream=stream) as progress:
+    with TrainingProgress(every=10, stream=stream) as progress:
         for update in range(1, 31):
             progress(Status(1, update, 2.0, nll=0.0, tokens=100, rate=1e-3, done=update / 60, extra={"primal": 0.5}))
         progress.note("validation: ppl 1.00")
@@ -300,13 +301,3 @@ def test_progress_in_a_log_is_plain_lines() -> None:
     for part in ("tokens/s", "left", "GB"):
         assert part in lines[0]
     assert "\r" not in stream.getvalue()
-
-
-def test_progress_on_a_terminal_is_one_line() -> None:
-    stream = io.StringIO()
-    with Progress(stream=stream, live=True, refresh=0.0) as progress:
-        for update in range(3):
-            progress(Status(1, update, 2.0))
-        progress.note("done")
-    assert stream.getvalue().count("\n") == 1
-    assert stream.getvalue().count("\r\x1b[2K") == 5

@@ -15,9 +15,10 @@ from subquad.models import build_model
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import checkpoints, load_checkpoint
 from subquad.train.distributed import ALONE, Workers
-from subquad.train.log import Progress, read_metrics
+from subquad.train.log import read_metrics
 from subquad.train.loop import Trainer, evaluate
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
+from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe
 from subquad.train.run import differences, locked, open_run
 
@@ -57,12 +58,12 @@ def recipe(task: str, **train: Any) -> Recipe:
 
 def trainer(given: Recipe, run: Path, task: Task | None = None, workers: Workers = ALONE) -> Trainer:
     task = task or given.build_task(run / "data")
-    return Trainer(given, task, run, Progress(stream=io.StringIO()), [], workers)
+    return Trainer(given, task, run, TrainingProgress(stream=io.StringIO()), [], workers)
 
 
 def said(given: Trainer) -> str:
-    assert isinstance(given.progress.stream, io.StringIO)
-    return given.progress.stream.getvalue()
+    assert isinstance(given.progress.shown.stream, io.StringIO)
+    return given.progress.shown.stream.getvalue()
 
 
 def assert_equal(ours: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

@@ -52,7 +52,7 @@ def train(
     torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml train.accumulate=2 --out runs/two
     """
     from subquad import api
-    from subquad.train.log import shown_metrics
+    from subquad.train.progress import format_metrics
 
     given = [*(changes or [])]
     if dry_run:
@@ -65,7 +65,7 @@ def train(
         return
     run = api.train(recipe, *given, out=out)
     if is_rank_zero():
-        print(f"{run.folder}: {shown_metrics(run.metrics)} after {run.updates:,} updates")
+        print(f"{run.folder}: {format_metrics(run.metrics)} after {run.updates:,} updates")
 
 
 def _show_profile(profile: "Profile", folder: Path) -> None:

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from subquad.packages import require
 from subquad.train.checkpoint import read_state
 
 REFERENCE = "wandb:"
@@ -15,15 +16,7 @@ IDENTITY = "wandb-id.txt"  # the run that a directory reports to; whoever fetche
 
 
 def import_wandb() -> Any:
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError(missing("Weights & Biases", "wandb")) from None
-    return wandb
-
-
-def missing(tracker: str, package: str) -> str:
-    return f"tracking with {tracker} needs the package {package}: pip install 'subquad[track]', or turn it off"
+    return require("wandb", "tracking with Weights & Biases", "track")
 
 
 def run_artifact(run: Path, checkpoint: Path) -> Any:

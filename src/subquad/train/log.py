@@ -1,31 +1,26 @@
-"""What a run says: metrics in JSON lines always, trackers on request, and progress for whoever watches.
+"""What a run writes: metrics in JSON lines always, trackers on request.
 
 MetricsLog        one JSON object a line, appended and flushed: what a killed run has measured is there
 build_trackers    TensorBoard and Weights & Biases, imported only when asked for
-Progress          a live line on a terminal, plain lines elsewhere
 """
 
 import errno
 import json
 import math
 import os
-import shutil
-import sys
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TextIO
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
 
 from subquad.config import Options
-from subquad.train.artifacts import IDENTITY, import_wandb, missing, run_artifact
+from subquad.packages import require
+from subquad.train.artifacts import IDENTITY, import_wandb, run_artifact
 
 RESUMED = "resumed"
 
@@ -134,11 +129,8 @@ class TensorBoard:
 
 
 def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError(missing("TensorBoard", "tensorboard")) from None
-    return SummaryWriter
+    purpose = "tracking with TensorBoard"
+    return require("torch.utils.tensorboard", purpose, "track", package="tensorboard").SummaryWriter
 
 
 class Wandb:
@@ -217,130 +209,3 @@ def build_trackers(config: TrackConfig, run: Path, recipe: Mapping[str, Any]) ->
         import_wandb()
         trackers.append(Guarded("Weights & Biases", lambda: Wandb(run, config, recipe)))
     return trackers
-
-
-# ---------------------------------------------------------------------- progress
-
-
-@dataclass(frozen=True)
-class Status:
-    """What an update did. done: the share of the run that is over, for the time left; extra: further numbers."""
-
-    epoch: int
-    update: int
-    loss: float
-    nll: float | None = None
-    """Mean -log p of a target, from which the perplexity follows; None: the task has none."""
-    tokens: int = 0
-    rate: float | None = None
-    done: float | None = None
-    extra: Mapping[str, float] | None = None
-
-
-class Progress:
-    """Called after every update. A terminal shows one line that changes; otherwise every n-th update is a line.
-
-    It writes to stderr, and measures tokens a second over the last updates and the time left since it was made.
-    """
-
-    def __init__(
-        self, every: int = 100, stream: TextIO | None = None, live: bool | None = None, refresh: float = 0.2
-    ) -> None:
-        self.stream = stream if stream is not None else sys.stderr
-        self.live = self.stream.isatty() if live is None else live
-        self.every, self.refresh = every, refresh
-        self.start = self.shown = time.monotonic()
-        self.first_done: float | None = None
-        self.recent: deque[tuple[float, int]] = deque([(self.start, 0)], maxlen=50)
-
-    def __call__(self, status: Status) -> None:
-        now = time.monotonic()
-        self.recent.append((now, status.tokens))
-        if self.first_done is None:
-            self.first_done, self.start = status.done or 0.0, now  # the first update warms up: it tells little
-        if self.live:
-            if now - self.shown >= self.refresh:
-                self.shown = now
-                width = shutil.get_terminal_size().columns - 1
-                self._put(f"\r\x1b[2K{self.line(status)[:width]}")
-        elif status.update % self.every == 0:
-            self._put(self.line(status) + "\n")
-
-    def note(self, message: str) -> None:
-        """A line that stays."""
-        self._put(f"\r\x1b[2K{message}\n" if self.live else f"{message}\n")
-
-    def pause(self) -> None:
-        """After something else took time, such as a validation: it does not count as the updates' time."""
-        self.recent.clear()
-        self.recent.append((time.monotonic(), 0))
-
-    def close(self) -> None:
-        if self.live:
-            self._put("\r\x1b[2K")
-
-    def line(self, status: Status) -> str:
-        parts = [f"epoch {status.epoch}", f"update {status.update:,}", f"loss {status.loss:.3f}"]
-        if status.nll is not None:
-            parts.append(f"ppl {perplexity(status.nll):.2f}")
-        parts += [f"{name} {value:.4g}" for name, value in (status.extra or {}).items()]
-        if status.rate is not None:
-            parts.append(f"lr {status.rate:.2e}")
-        if (speed := self.tokens_per_second()) is not None:
-            parts.append(f"{speed:,.0f} tokens/s")
-        if (left := self.seconds_left(status.done)) is not None:
-            parts.append(f"{duration(left)} left")
-        parts.append(f"{memory() / 2**30:.2f} GB")
-        return " | ".join(parts)
-
-    def tokens_per_second(self) -> float | None:
-        passed = self.recent[-1][0] - self.recent[0][0]
-        tokens = sum(count for _, count in list(self.recent)[1:])
-        return tokens / passed if passed > 0 and tokens else None
-
-    def seconds_left(self, done: float | None) -> float | None:
-        if done is None or self.first_done is None or done <= self.first_done:
-            return None
-        return (time.monotonic() - self.start) * max(0.0, 1 - done) / (done - self.first_done)
-
-    def _put(self, text: str) -> None:
-        self.stream.write(text)
-        self.stream.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def perplexity(nll: float) -> float:
-    """exp of a mean -log p, infinite where it is too large for a float."""
-    return math.exp(nll) if nll < 700 else math.inf
-
-
-def duration(seconds: float) -> str:
-    """h:mm:ss, or m:ss below an hour."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def memory() -> int:
-    """Bytes at the worst moment so far: of the GPU where torch uses one, otherwise of the process."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated()
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def shown_metrics(values: Mapping[str, float], first: Sequence[str] = ()) -> str:
-    """Metrics in one line, those of `first` before the others."""
-    order = [*(name for name in first if name in values), *(name for name in values if name not in first)]
-    return ", ".join(f"{name} {values[name]:.4g}" for name in order)

@@ -39,9 +39,10 @@ from subquad.train.checkpoint import (
     save_checkpoint,
 )
 from subquad.train.distributed import ALONE, Workers, placed_like, whole
-from subquad.train.log import MetricsLog, Progress, Status, Tracker, shown_metrics
+from subquad.train.log import MetricsLog, Tracker
 from subquad.train.optim import optimizer_state, restore_optimizer
 from subquad.train.parallel import LossOf, SharedLoss, TensorBatch, evenly
+from subquad.train.progress import Status, TrainingProgress, format_metrics
 from subquad.train.recipe import Recipe
 from subquad.train.rng import rng_state, set_rng_state
 from subquad.train.schedules import Schedule
@@ -69,7 +70,7 @@ class Trainer:
         recipe: Recipe,
         task: Task,
         run: Path,
-        progress: Progress,
+        progress: TrainingProgress,
         trackers: Sequence[Tracker] = (),
         workers: Workers = ALONE,
     ) -> None:
@@ -245,7 +246,7 @@ class Trainer:
         self.best, self.worse = (value, 0) if improved else (self.best, self.worse + 1)
         self._write("valid", self.metrics)
         self.progress.note(
-            f"update {self.update:,}: valid {shown_metrics(self.metrics)}{' (best)' if improved else ''}"
+            f"update {self.update:,}: valid {format_metrics(self.metrics)}{' (best)' if improved else ''}"
         )
         self._save(epoch_end)
         self.progress.pause()

@@ -17,10 +17,10 @@ from subquad.progress import Progress
 from subquad.tasks import Task
 from subquad.tasks.evaluation import STEPS
 from subquad.train.distributed import Workers, join, leave
-from subquad.train.log import Progress as TrainingProgress
 from subquad.train.log import build_trackers
 from subquad.train.loop import Trainer
 from subquad.train.profiler import Profile, profile_updates
+from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe
 from subquad.train.run import DATA, LoadedRun, evaluate_run, load_run, locked, open_run
 
