@@ -45,7 +45,10 @@ FORBIDDEN_MODULES = {
     *("cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "tarfile", "telnetlib", "ftplib", "smtplib"),
     *("socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "aiohttp", "xmlrpc", "code", "codeop", "pty"),
 }
-IMPORTS_BY_NAME = ("__init__.py", "packages.py", "kernels/", "mixers/", "data/tokenizers/__init__.py")
+IMPORTS_BY_NAME = (
+    *("__init__.py", "packages.py", "kernels/", "mixers/"),
+    *("data/tokenizers/__init__.py", "tasks/__init__.py"),
+)
 """Where modules are imported by names that no recipe, run or checkpoint can give."""
 ONLY_IN: dict[str, dict[str, set[str]]] = {
     "calls": {
@@ -53,7 +56,7 @@ ONLY_IN: dict[str, dict[str, set[str]]] = {
         "pickle.load": set(),
         "pickle.loads": set(),
         "pickle.Unpickler": set(),
-        "importlib.metadata.entry_points": {"mixers/registry.py"},
+        "importlib.metadata.entry_points": {"mixers/registry.py", "tasks/base.py"},
     },
     "modules": {
         "pickle": {PICKLES},
