@@ -8,10 +8,10 @@ import torch
 from subquad.interop.checkpoints.fairseq.models import PAD, in_current_layout, model_from
 from subquad.models import Seq2Seq
 from subquad.tasks.losses import LossOutput, word_loss
+from subquad.train.distributed import DistributedLoss, TensorBatch
 from subquad.train.optim import OptimConfig
-from subquad.train.parallel import SharedLoss, TensorBatch
 from subquad.train.schedules import Schedule, ScheduleConfig
-from subquad.train.step import Updater
+from subquad.train.trainer import Updater
 from tests.golden_files import Fixture, assert_close, padding_of
 
 RATE = ScheduleConfig(kind="inverse-sqrt", lr=5e-3, warmup_updates=3, warmup_init=1e-4)
@@ -35,18 +35,18 @@ def check_trace(fixture: Fixture, folder: Path = Path("unused")) -> None:
         found = word_loss(model.head, x, batch["target"], pad=PAD, smoothing=SMOOTHING)
         return LossOutput(found.total, found.sums, found.count)
 
-    updater = Updater(SharedLoss(model, loss_of), OptimConfig(name="adam", weight_decay=1e-4), torch.device("cpu"))
+    updater = Updater(DistributedLoss(model, loss_of), OptimConfig(name="adam", weight_decay=1e-4), torch.device("cpu"))
     for number, expected in enumerate(json.loads(fixture.meta["log"])):
         updater.config = updater.config.model_copy(update={"clip": expected["clip_norm"]})
         batches = [fixture.under(f"batch{index}.") for index in expected["batches"]]
         rate = schedule.rate(number)
         assert rate == expected["lr_used"] or abs(rate - expected["lr_used"]) < 1e-12
         done = updater.step(batches, rate, folder)
-        assert done.count == expected["sample_size"]
+        assert done.targets == expected["sample_size"]
         for what, ours in (
-            ("loss_sum", done.loss * done.count),
+            ("loss_sum", done.loss * done.targets),
             ("nll_sum", done.sums["nll"]),
-            ("gnorm", done.norm),
+            ("gnorm", done.grad_norm),
         ):
             assert abs(ours - expected[what]) <= TOLERANCE * abs(expected[what]), f"update {number + 1}: {what}"
     weights = dict(model.named_parameters())

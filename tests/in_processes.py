@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from subquad.train.distributed import Workers, join, leave, whole
-from subquad.train.loop import Trainer
+from subquad.train.distributed import Workers, full_tensor, join, leave
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.optim import clip_gradients
+from subquad.train.trainer import Trainer
 from tests.test_train import recipe, trainer
 
 FIRST = "encoder.blocks.0.ffn.fc2.weight"
@@ -33,13 +33,13 @@ def check_weights(folder: Path, workers: Workers, sharded: bool) -> None:
     assert len(set(said(workers, drawn))) == workers.world
     for _ in range(4):
         next(updates)
-    weights = b"".join(whole(value.detach()).numpy().tobytes() for value in trained.model.state_dict().values())
+    weights = b"".join(full_tensor(value.detach()).numpy().tobytes() for value in trained.model.state_dict().values())
     assert len(set(said(workers, hashlib.sha256(weights).hexdigest()))) == 1
 
 
 def said(workers: Workers, text: str) -> list[str]:
     """What each process said."""
-    return [content.decode() for content in workers._gathered(text.encode())]
+    return [content.decode() for content in workers._all_gather_bytes(text.encode())]
 
 
 def check_norms(folder: Path, workers: Workers) -> None:
@@ -48,7 +48,7 @@ def check_norms(folder: Path, workers: Workers) -> None:
     next(trained.updates())
     parameters = list(trained.model.parameters())
     for limit in (0.0, 1e-3):
-        gradients = [whole(p.grad).flatten() for p in parameters if p.grad is not None]
+        gradients = [full_tensor(p.grad).flatten() for p in parameters if p.grad is not None]
         expected = torch.cat(gradients).double().norm()
         torch.testing.assert_close(clip_gradients(parameters, limit).double(), expected, rtol=1e-6, atol=0)
     torch.testing.assert_close(clip_gradients(parameters), torch.tensor(1e-3), rtol=1e-3, atol=0)
@@ -74,7 +74,7 @@ def main() -> None:
             check_weights(Path(name), workers, sharded)
             check_failures(Path(name), workers, sharded)
         check_norms(Path(name), workers)
-    workers.wait()
+    workers.barrier()
     leave()
     print("all is well", flush=True)
 

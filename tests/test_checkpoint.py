@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from subquad.train.checkpoint import (
     EMA,
     MODEL,
+    BestMetric,
     Checkpoint,
-    Ranking,
-    Rotation,
+    CheckpointRetention,
     TrainState,
     average,
     best,
@@ -29,13 +29,13 @@ from subquad.train.checkpoint import (
     load_weights_of,
     newest,
     read_state,
-    rotate,
+    remove_surplus,
     save_checkpoint,
     save_weights,
 )
-from subquad.train.log import MetricsLog, read_metrics
+from subquad.train.metrics import MetricsLog, read_metrics
 from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
-from subquad.train.progress import Status, TrainingProgress
+from subquad.train.progress import TrainingProgress
 from subquad.train.rng import rng_state, set_rng_state
 from tests.golden_files import FOLDER
 from tests.golden_training import check_average
@@ -164,9 +164,9 @@ def test_a_damaged_state_neither_stops_a_run_nor_counts(tmp_path: Path) -> None:
     state = tmp_path / "update-000000002" / "state.json"
     state.write_text(state.read_text().replace('"loss": 2.0', '"loss": 0.0'))  # it would be the best
     with pytest.warns(UserWarning, match=r"update-000000002 is damaged: the checksum of state\.json differs"):
-        assert read_state(best(tmp_path, Ranking())[0]).update == 1
+        assert read_state(best(tmp_path, BestMetric())[0]).update == 1
     with pytest.warns(UserWarning, match="left out"):
-        rotate(tmp_path, Rotation(keep_last=1, keep_epochs=2), Ranking())
+        remove_surplus(tmp_path, CheckpointRetention(keep_last=1, keep_epochs=2), BestMetric())
     assert [path.name for path in checkpoints(tmp_path)] == ["update-000000003", "update-000000001"]
 
 
@@ -212,13 +212,14 @@ def test_rotation(tmp_path: Path) -> None:
     def left() -> list[int]:
         return sorted(read_state(path).update for path in checkpoints(tmp_path))
 
-    assert [read_state(path).update for path in best(tmp_path, Ranking())] == [20, 30, 50, 10, 60]
-    removed = rotate(tmp_path, Rotation(keep_last=2, keep_best=1, keep_epochs=2, keep_every=30), Ranking())
+    assert [read_state(path).update for path in best(tmp_path, BestMetric())] == [20, 30, 50, 10, 60]
+    rules = CheckpointRetention(keep_last=2, keep_best=1, keep_epochs=2, keep_every=30)
+    removed = remove_surplus(tmp_path, rules, BestMetric())
     assert [read_only.name for read_only in removed] == ["update-000000010"]
     assert left() == [20, 30, 40, 50, 60]
-    rotate(tmp_path, Rotation(keep_last=1, keep_best=2), Ranking())
+    remove_surplus(tmp_path, CheckpointRetention(keep_last=1, keep_best=2), BestMetric())
     assert left() == [20, 30, 60]
-    rotate(tmp_path, Rotation(keep_last=1, keep_best=1), Ranking(better="higher"))
+    remove_surplus(tmp_path, CheckpointRetention(keep_last=1, keep_best=1), BestMetric(better="higher"))
     assert left() == [60]
 
 
@@ -293,7 +294,7 @@ def test_progress_in_a_log_is_plain_lines() -> None:
     stream = io.StringIO()
     with TrainingProgress(every=10, stream=stream) as progress:
         for update in range(1, 31):
-            progress(Status(1, update, 2.0, nll=0.0, tokens=100, rate=1e-3, done=update / 60, extra={"primal": 0.5}))
+            progress(1, update, {"loss": 2.0, "ppl": 1.0, "primal": 0.5}, 100, 1e-3, update / 60)
         progress.note("validation: ppl 1.00")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4

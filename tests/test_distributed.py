@@ -14,9 +14,8 @@ from subquad.cli.main import run as command
 from subquad.data.batches import BatchPlan
 from subquad.models import model_from
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
-from subquad.train.distributed import Workers
-from subquad.train.log import read_metrics
-from subquad.train.parallel import SharedLoss, evenly
+from subquad.train.distributed import DistributedLoss, Workers, split_batches
+from subquad.train.metrics import read_metrics
 from subquad.train.recipe import read_recipe
 from tests.test_train import recipe, trainer
 
@@ -154,7 +153,7 @@ def test_skipped_blocks_cannot_be_sharded() -> None:
     stack = {**STACK, "layer_drop": 0.1}
     model = model_from({"kind": "language-model", "vocab": 9, "dim": 16, "decoder": stack})
     with pytest.raises(ValueError, match=r"train\.sharded: layer_drop"):
-        SharedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
+        DistributedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
 
 
 def test_weights_of_another_block_cannot_be_sharded() -> None:
@@ -162,13 +161,13 @@ def test_weights_of_another_block_cannot_be_sharded() -> None:
     stack = {**STACK, "layers": 2, "mixer": mixer}
     model = model_from({"kind": "masked-language-model", "vocab": 9, "dim": 16, "encoder": stack})
     with pytest.raises(ValueError, match=r"train\.sharded: share_layers"):
-        SharedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
+        DistributedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
 
 
 @pytest.mark.parametrize("count", range(1, 12))
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_every_worker_has_as_many_batches_and_each_batch_counts_once(count: int, world: int) -> None:
-    shares = [evenly(range(count), Workers(rank, world)) for rank in range(world)]
+    shares = [split_batches(range(count), Workers(rank, world)) for rank in range(world)]
     assert len({len(batches) for batches, _ in shares}) == 1
     counted = [batch for batches, idle in shares for batch in (batches[:-1] if idle else batches)]
     assert sorted(counted) == list(range(count))

@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from subquad.cli.main import run as command
-from subquad.train.artifacts import fetch, local_run
-from subquad.train.log import TrackConfig, build_trackers, read_metrics
+from subquad.train.metrics import read_metrics
 from subquad.train.run import load_run
+from subquad.train.trackers import TrackConfig, build_trackers, fetch, local_run
 from tests.test_train import RECIPES, SCHEDULE
 
 pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
@@ -77,7 +77,8 @@ def test_tensorboard_has_the_metrics(tmp_path: Path) -> None:
 FULL = """
 import resource, sys, warnings
 from pathlib import Path
-from subquad.train.log import MetricsLog, TrackConfig, build_trackers
+from subquad.train.metrics import MetricsLog
+from subquad.train.trackers import TrackConfig, build_trackers
 
 folder = Path(sys.argv[1])
 log = MetricsLog(folder / "metrics.jsonl")

@@ -15,12 +15,12 @@ from subquad.models import build_model
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import checkpoints, load_checkpoint
 from subquad.train.distributed import ALONE, Workers
-from subquad.train.log import read_metrics
-from subquad.train.loop import Trainer, evaluate
+from subquad.train.metrics import read_metrics
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe
 from subquad.train.run import differences, locked, open_run
+from subquad.train.trainer import Trainer, validate
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 
@@ -96,7 +96,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(task: str, tmp_path: P
 def test_training_learns_and_logs(task: str, tmp_path: Path) -> None:
     given = recipe(task, updates=40, log_every=10, validate_every=20)
     trained = trainer(given, tmp_path)
-    before = evaluate(trained.task, trained.model, "valid", trained.device)
+    before = validate(trained.task, trained.loss, "valid", trained.device)
     after = trained.fit()
     assert after["loss"] < before["loss"]
     logged = read_metrics(tmp_path / "metrics.jsonl")
@@ -115,7 +115,7 @@ def test_metrics_do_not_depend_on_the_batches(tmp_path: Path) -> None:
     with torch.no_grad():
         losses = [trained.task.loss(trained.model, samples.batch(torch.tensor([i]).numpy())) for i in range(20)]
     mean = sum(float(loss.nll) for loss in losses) / sum(loss.count for loss in losses)
-    assert evaluate(trained.task, trained.model, "valid", trained.device)["loss"] == pytest.approx(mean, rel=1e-5)
+    assert validate(trained.task, trained.loss, "valid", trained.device)["loss"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:
     assert said(short).startswith(f"the warm-up of 4 updates is longer than the run of {short.update}: ")
     impatient = trainer(recipe("image-classification", epochs=50, patience=1), tmp_path / "patience")
     impatient.fit()
-    assert impatient.worse == 1
+    assert impatient.bad_validations == 1
     assert impatient.cursor.epoch < 50
 
 

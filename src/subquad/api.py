@@ -27,11 +27,11 @@ from subquad.models import LanguageModel, Model, Seq2Seq
 from subquad.models.costs import costs
 from subquad.tasks.image_classification import image_classifier
 from subquad.train import checkpoint as stored
-from subquad.train.artifacts import local_run
 from subquad.train.profiler import Profile
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import RECIPE, LoadedRun, check_run, find_checkpoint
 from subquad.train.run import load_run as load_trained
+from subquad.train.trackers import local_run
 from subquad.train.workflows import evaluate_to_file, profile_run, train_run
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe

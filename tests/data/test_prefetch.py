@@ -24,7 +24,7 @@ from subquad.data.images.transforms import AugmentOptions
 from subquad.data.prefetch import batch_seed, prefetch
 from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
-from subquad.train.log import read_metrics
+from subquad.train.metrics import read_metrics
 from subquad.train.recipe import Recipe
 from tests.signals import interruptible
 from tests.test_train import SCHEDULE, STACK, assert_equal, trainer

@@ -69,7 +69,7 @@ def vision(mixer: str, **options: Any) -> Model:
 
 def test_the_core_does_without_transformers() -> None:
     code = (
-        "import sys, subquad, subquad.mixers, subquad.models, subquad.train.loop, subquad.decode.generate, "
+        "import sys, subquad, subquad.mixers, subquad.models, subquad.train.trainer, subquad.decode.generate, "
         "subquad.interop.export.card, subquad.cli.main; assert 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

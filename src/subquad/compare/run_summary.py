@@ -17,7 +17,7 @@ from subquad.files import CHECKSUM, read_metadata
 from subquad.models import model_from
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, task_class
 from subquad.train.checkpoint import checkpoint_folder, latest, read_state
-from subquad.train.log import RESUMED, read_metrics
+from subquad.train.metrics import RESUMED, read_metrics
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import ENVIRONMENT, RECIPE
 

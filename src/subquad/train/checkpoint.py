@@ -267,7 +267,7 @@ def latest(folder: str | Path) -> Path | None:
     return None
 
 
-class Rotation(Options):
+class CheckpointRetention(Options):
     """Which checkpoints are kept. One that any rule keeps, stays; the newest always does."""
 
     keep_last: int = Field(2, ge=1, description="the newest n; with 2, one that a disk damages is not the end of a run")
@@ -276,21 +276,21 @@ class Rotation(Options):
     keep_every: int = Field(0, ge=0, description="those whose update is a multiple of this; 0: no such rule")
 
 
-class Ranking(NamedTuple):
+class BestMetric(NamedTuple):
     """Which validation metric says what is best, and which of its values do: "lower" or "higher" ones."""
 
     metric: str = "loss"
     better: str = "lower"
 
 
-def best(folder: str | Path, ranking: Ranking) -> list[Path]:
+def best(folder: str | Path, metric: BestMetric) -> list[Path]:
     """Checkpoints that have the metric, the best first; of equals the older."""
     scored = []
     for path in checkpoints(folder):
         state = _sound_state(path)
-        value = None if state is None else state.metrics.get(ranking.metric)
+        value = None if state is None else state.metrics.get(metric.metric)
         if value is not None and value == value:
-            scored.append((value if ranking.better == "lower" else -value, _update_of(path), path))
+            scored.append((value if metric.better == "lower" else -value, _update_of(path), path))
     return [path for *_, path in sorted(scored)]
 
 
@@ -304,14 +304,14 @@ def _sound_state(path: Path) -> TrainState | None:
         return None
 
 
-def rotate(folder: str | Path, rotation: Rotation, ranking: Ranking) -> list[Path]:
+def remove_surplus(folder: str | Path, retention: CheckpointRetention, metric: BestMetric) -> list[Path]:
     """Removes the checkpoints that no rule keeps; returns them."""
     every = checkpoints(folder)
-    kept = {*every[: rotation.keep_last], *best(folder, ranking)[: rotation.keep_best]}
-    if rotation.keep_epochs:
-        kept.update(newest(folder, rotation.keep_epochs, epoch_ends=True, fewer=True))
-    if rotation.keep_every:
-        kept.update(path for path in every if _update_of(path) % rotation.keep_every == 0)
+    kept = {*every[: retention.keep_last], *best(folder, metric)[: retention.keep_best]}
+    if retention.keep_epochs:
+        kept.update(newest(folder, retention.keep_epochs, epoch_ends=True, fewer=True))
+    if retention.keep_every:
+        kept.update(path for path in every if _update_of(path) % retention.keep_every == 0)
     removed = [path for path in every if path not in kept]
     for path in removed:
         gone = path.with_name(f".gone-{path.name}")  # renamed first: half a checkpoint must not keep its name

@@ -1,21 +1,37 @@
-"""Several processes on one update, as torchrun starts them: each takes some of its batches, and numbers are summed.
+"""Several processes on one update, as torchrun starts them: each takes some of its batches, and sums run over all.
 
-A process of its own is the first of one. Sums run over all processes, so that what follows (division by the targets,
-clipping, the optimiser) is the same everywhere: the processes' weights stay equal to the bit. `parallel` says how
-gradients are summed.
+Every process may hold a replica of the model (DDP), or a part of every tensor (FSDP2). However it is held, the backward
+pass leaves the same gradients: those of the sum of the losses of all processes' batches, where torch by itself would
+average. What follows (division by the targets, clipping, the optimiser) is the same everywhere, so the processes'
+weights stay equal to the bit. A process without torchrun is the only one.
 """
 
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from subquad.data.batches import shard
+from subquad.mixers import Mixer
+from subquad.models import Model
+from subquad.nn.block import Block
+from subquad.nn.stack import Stack
+from subquad.tasks.losses import LossOutput
+
+TensorBatch = Mapping[str, Tensor]
+LossOf = Callable[[TensorBatch], LossOutput]
+ModelType = TypeVar("ModelType", bound=Model)
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -26,42 +42,41 @@ class Workers:
     world: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this is the process that writes files and progress."""
         return self.rank == 0
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Returns when all processes are here."""
         if self.world > 1:
             dist.barrier()
 
-    def sum_numbers(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name; a process that lacks a name has 0 of it."""
-        if self.world == 1:
-            return dict(values)
-        sums: dict[str, float] = {}
-        for numbers in self.everyones(dict(values)):
-            for name, value in numbers.items():
-                sums[name] = sums.get(name, 0.0) + value
-        return sums
+    def all_reduce(self, values: Mapping[str, Tensor | float], device: torch.device) -> dict[str, float]:
+        """Sums over the processes, which all have the same names: one exchange of a float64 tensor on the device."""
+        names = sorted(values)
+        given = [torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in names]
+        sums = torch.stack(given) if given else torch.zeros(0, dtype=torch.float64, device=device)
+        if self.world > 1:
+            dist.all_reduce(sums)
+        return dict(zip(names, sums.tolist(), strict=True))
 
-    def everyones(self, content: Any) -> list[Any]:
+    def all_gather(self, content: Any) -> list[Any]:
         """What each process gave, by rank; content: anything that JSON can hold."""
         if self.world == 1:
             return [content]
-        return [json.loads(given) for given in self._gathered(json.dumps(content).encode())]
+        return [json.loads(given) for given in self._all_gather_bytes(json.dumps(content).encode())]
 
-    def gather(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    def gather_tensors(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
         """This process's tensors and, under `prefix` and their rank, those of the others."""
         if self.world == 1:
             return dict(tensors)
         own = safetensors.torch.save({name: value.cpu().contiguous() for name, value in tensors.items()})
-        first, *others = map(safetensors.torch.load, self._gathered(own))
+        first, *others = map(safetensors.torch.load, self._all_gather_bytes(own))
         for rank, theirs in enumerate(others, 1):
             first |= {f"{prefix}{rank}.{name}": value for name, value in theirs.items()}
         return first
 
-    def _gathered(self, content: bytes) -> list[bytes]:
+    def _all_gather_bytes(self, content: bytes) -> list[bytes]:
         """What each process gave, by rank: as bytes, so that nothing that arrives is run."""
         device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.world)]
@@ -78,17 +93,17 @@ ALONE = Workers()
 _GROUPS = itertools.count()
 
 
-def whole(value: Tensor) -> Tensor:
+def full_tensor(value: Tensor) -> Tensor:
     """A sharded tensor (FSDP2) gathered, which all processes must do at once; another as it is."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
-def local(value: Tensor) -> Tensor:
+def to_local(value: Tensor) -> Tensor:
     """This process's part of a sharded tensor, in the same memory; another as it is."""
     return value.to_local() if hasattr(value, "to_local") else value
 
 
-def placed_like(value: Tensor, like: Tensor) -> Tensor:
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
     """A copy of a whole tensor on the device of `like`, and sharded as it is."""
     value = value.to(like.device, copy=True)
     if not hasattr(like, "full_tensor"):
@@ -133,3 +148,129 @@ def _own_attempt() -> dist.Store | None:
 def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------------- the loss of a model that processes share
+
+
+class LossModule(nn.Module):
+    """batch -> LossOutput, under autocast in half precision.
+
+    DDP and FSDP2 watch the forward pass of a module, and tasks call a model's parts one by one: this module's forward
+    pass is all of it, the loss of the head included.
+    """
+
+    def __init__(
+        self, model: Model, loss: Callable[[Any, TensorBatch], LossOutput], dtype: torch.dtype | None = None
+    ) -> None:
+        """dtype: of the forward pass; None: that of the weights."""
+        super().__init__()
+        self.model, self.loss, self.dtype = model, loss, dtype
+
+    def forward(self, batch: TensorBatch) -> LossOutput:
+        device = next(self.model.parameters()).device.type
+        with torch.autocast(device, self.dtype) if self.dtype is not None else nullcontext():
+            return self.loss(self.model, batch)
+
+
+class DistributedLoss:
+    """loss(model, batch) of this worker's batches, with gradients that are summed over all workers.
+
+    All workers call it equally often: `split_batches` gives each of them as many batches.
+    """
+
+    def __init__(
+        self,
+        model: ModelType,
+        loss: Callable[[ModelType, TensorBatch], LossOutput],
+        workers: Workers = ALONE,
+        sharded: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """dtype: of the forward pass; None: that of the weights.
+
+        sharded: parameters, gradients and all that follows them are spread over the workers. Then the model's
+        parameters are other objects afterwards: build the optimiser later.
+        """
+        self.model, self.loss, self.workers, self.dtype = model, loss, workers, dtype
+        self.sharded = sharded and workers.world > 1
+        self.module: nn.Module = LossModule(model, loss, dtype)
+        if self.sharded:
+            self.module = _shard(self.module, workers)
+        elif workers.world > 1:
+            self.module = _replicate(self.module)
+
+    def __call__(self, batch: TensorBatch) -> LossOutput:
+        found: LossOutput = self.module(batch)
+        if self.sharded and not torch.is_grad_enabled():
+            self.module.reshard()  # type: ignore[operator]  # otherwise the backward pass does it
+        return found
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Replicas sum gradients in the last backward pass of an update; the others run within this context.
+
+        Shards sum in each: whole gradients are what they have no room for.
+        """
+        return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
+
+    def unwrapped(self) -> tuple[Model, LossOf]:
+        """The model and its loss without any exchange; a sharded one is gathered into a copy by all workers at once."""
+        model = self.model
+        if self.sharded:
+            weights = {name: full_tensor(value) for name, value in model.state_dict().items()}
+            device = next(iter(weights.values())).device
+            model = type(model)(model.config).to(device).train(model.training)
+            model.load_state_dict(weights)
+        return model, LossModule(model, self.loss, self.dtype)
+
+
+def _replicate(module: nn.Module) -> DistributedDataParallel:
+    # Buffers are constant here. Parameters may be left without a gradient: skipped blocks, maps that a mechanism needs
+    # for grids only, those of a regulariser that does not count.
+    replica = DistributedDataParallel(module, forward_sync_buffers=False, find_unused_parameters=True)
+    replica.register_comm_hook(None, _sum_bucket)
+    return replica
+
+
+def _sum_bucket(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Sums a bucket of gradients while the backward pass goes on."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def _shard(module: nn.Module, workers: Workers) -> nn.Module:
+    """Every block is gathered when it is needed; what is in no block belongs to the module itself."""
+    from torch.distributed.device_mesh import init_device_mesh  # together more than a second to import
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    if _skips_blocks(module):
+        raise ValueError(
+            "train.sharded: layer_drop lets each process skip other blocks, but a shard is needed by all; set one to 0"
+        )
+    if any(isinstance(part, Mixer) and part.borrows_weights for part in module.modules()):
+        raise ValueError(
+            "train.sharded: share_layers lets blocks read the weights of another one, which are gathered for that "
+            "block alone; set one to false"
+        )
+    mesh = init_device_mesh(next(module.parameters()).device.type, (workers.world,))
+    for part in [*(part for part in module.modules() if isinstance(part, Block)), module]:
+        fully_shard(part, mesh=mesh)
+        assert isinstance(part, FSDPModule)
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    return module
+
+
+def _skips_blocks(module: nn.Module) -> bool:
+    return any(isinstance(part, Stack) and part.config.layer_drop > 0 for part in module.modules())
+
+
+def split_batches(batches: Sequence[Item], workers: Workers) -> tuple[list[Item], bool]:
+    """This worker's batches, and whether the last of them is another's.
+
+    Every worker has the same number, for they meet in each pass. One whose batches ran out takes along what another
+    has; nothing of it counts.
+    """
+    own = shard(batches, workers.rank, workers.world)
+    idle = len(own) * workers.world < len(batches)
+    return [*own, batches[0]] if idle else own, idle

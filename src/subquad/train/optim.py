@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw as adamw_
 
 from subquad.config import Options, nearest
-from subquad.train.distributed import local, placed_like, whole
+from subquad.train.distributed import full_tensor, shard_like, to_local
 
 GROUP_STATE = ("lr_old",)
 """Numbers of a group that belong to an optimiser's state."""
@@ -141,10 +141,10 @@ class Adam(torch.optim.Optimizer):
                 state["step"] += 1
         beta1, beta2 = group["betas"]
         adamw_(
-            [local(parameter) for parameter in parameters],
-            [local(cast(Tensor, parameter.grad)) for parameter in parameters],
-            [local(state["exp_avg"]) for state in states],
-            [local(state["exp_avg_sq"]) for state in states],
+            [to_local(parameter) for parameter in parameters],
+            [to_local(cast(Tensor, parameter.grad)) for parameter in parameters],
+            [to_local(state["exp_avg"]) for state in states],
+            [to_local(state["exp_avg_sq"]) for state in states],
             [],
             steps,
             fused=fused,
@@ -175,9 +175,9 @@ class Nag(torch.optim.Optimizer):
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-            buffers = [local(self.state[p]["momentum_buffer"]) for p in parameters]
-            gradients = [local(p.grad) for p in parameters]
-            parameters = [local(p) for p in parameters]
+            buffers = [to_local(self.state[p]["momentum_buffer"]) for p in parameters]
+            gradients = [to_local(p.grad) for p in parameters]
+            parameters = [to_local(p) for p in parameters]
             rate, momentum = group["lr"], group["momentum"]
             before = group.get("lr_old", rate)
             carried = rate / before if before else 1.0  # after a rate of 0 the buffer is 0
@@ -214,7 +214,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
 
 def plain(value: Tensor) -> Tensor:
     """A copy on the CPU; of a sharded tensor (FSDP) the whole of it."""
-    return whole(value.detach()).to("cpu", copy=True).contiguous()
+    return full_tensor(value.detach()).to("cpu", copy=True).contiguous()
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
@@ -250,7 +250,7 @@ def _placed(key: str, name: str, value: Tensor, parameter: nn.Parameter, group: 
         raise ValueError(
             f"the optimiser's {key} of {name!r} is {tuple(value.shape)}, expected {tuple(parameter.shape)}"
         )
-    return placed_like(value, parameter)
+    return shard_like(value, parameter)
 
 
 # ---------------------------------------------------------------------- gradients
@@ -272,15 +272,13 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Te
 
     Not finite: nothing is scaled, so that what is wrong can still be found.
     """
+    parameters = list(parameters)
     gradients = gradients_of(parameters)
     if not gradients:
         return torch.zeros(())
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float32)))
-    norm = whole(norm)
+    norm = full_tensor(nn.utils.get_total_norm(gradients))
     if limit > 0 and norm.isfinite():
-        factor = limit / (norm + 1e-6)
-        if factor < 1:
-            torch._foreach_mul_(gradients, factor.item())
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
     return norm
 
 
@@ -299,8 +297,8 @@ class Ema:
         averages, current = [], []
         for name, value in model.state_dict().items():
             if value.is_floating_point():
-                averages.append(local(self.weights[name]))
-                current.append(local(value))
+                averages.append(to_local(self.weights[name]))
+                current.append(to_local(value))
             else:
                 self.weights[name].copy_(value)
         torch._foreach_lerp_(averages, current, 1 - self.decay)
@@ -324,4 +322,4 @@ class Ema:
             raise ValueError(f"the saved average is of another model: {odd[0]!r} is not in both")
         with torch.no_grad():
             for name, value in saved.items():
-                self.weights[name].copy_(placed_like(value, self.weights[name]))
+                self.weights[name].copy_(shard_like(value, self.weights[name]))

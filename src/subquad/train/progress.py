@@ -1,11 +1,9 @@
 """What a training shows while it runs: loss, learning rate, tokens a second, the time left and memory."""
 
-import math
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -15,21 +13,8 @@ from subquad.progress import Progress
 
 SPEED_UPDATES = 50
 """Tokens a second are those of so many updates at the end."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """What an update did. done: the share of the run that is over, for the time left; extra: further numbers."""
-
-    epoch: int
-    update: int
-    loss: float
-    nll: float | None = None
-    """Mean -log p of a target, from which the perplexity follows; None: the task has none."""
-    tokens: int = 0
-    rate: float | None = None
-    done: float | None = None
-    extra: Mapping[str, float] | None = None
+FORMATS = {"loss": ".3f", "ppl": ".2f"}
+"""How metrics are written; others have four digits."""
 
 
 class TrainingProgress:
@@ -39,9 +24,12 @@ class TrainingProgress:
         self.shown, self.every = Progress(1.0, stream=stream, live=live), every
         self.recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=SPEED_UPDATES)
 
-    def __call__(self, status: Status) -> None:
-        self.recent.append((time.monotonic(), status.tokens))
-        self.shown.update(self.line(status), status.done, log=status.update % self.every == 0)
+    def __call__(
+        self, epoch: int, update: int, metrics: Mapping[str, float], tokens: int, lr: float, done: float
+    ) -> None:
+        """metrics: what to show of the update; tokens: targets of it; done: the share of the run that is over."""
+        self.recent.append((time.monotonic(), tokens))
+        self.shown.update(self.line(epoch, update, metrics, lr), done, log=update % self.every == 0)
 
     def note(self, message: str) -> None:
         """A line that stays."""
@@ -52,13 +40,10 @@ class TrainingProgress:
         self.recent.clear()
         self.recent.append((time.monotonic(), 0))
 
-    def line(self, status: Status) -> str:
-        parts = [f"epoch {status.epoch}", f"update {status.update:,}", f"loss {status.loss:.3f}"]
-        if status.nll is not None:
-            parts.append(f"ppl {math.exp(status.nll) if status.nll < 700 else math.inf:.2f}")
-        parts += [f"{name} {value:.4g}" for name, value in (status.extra or {}).items()]
-        if status.rate is not None:
-            parts.append(f"lr {status.rate:.2e}")
+    def line(self, epoch: int, update: int, metrics: Mapping[str, float], lr: float) -> str:
+        parts = [f"epoch {epoch}", f"update {update:,}"]
+        parts += [f"{name} {value:{FORMATS.get(name, '.4g')}}" for name, value in metrics.items()]
+        parts.append(f"lr {lr:.2e}")
         if (speed := self.tokens_per_second()) is not None:
             parts.append(f"{speed:,.0f} tokens/s")
         parts.append(f"{peak_memory() / 2**30:.2f} GB")

@@ -23,11 +23,11 @@ from subquad.files import parse_yaml, read_yaml
 from subquad.models import MODELS, PRESETS, preset
 from subquad.models.presets import merged
 from subquad.tasks import DataConfig, Task, available_tasks, task_class
-from subquad.train.checkpoint import Rotation
-from subquad.train.log import TrackConfig
+from subquad.train.checkpoint import CheckpointRetention
 from subquad.train.optim import OptimConfig
 from subquad.train.origins import check_stored_origins
 from subquad.train.schedules import Schedule, ScheduleConfig
+from subquad.train.trackers import TrackConfig
 
 
 class TrainConfig(Options):
@@ -69,7 +69,9 @@ class Recipe(Options):
     schedule: ScheduleConfig = Field(description="the learning rate")
     train: TrainConfig = Field(description="how long and in which steps")
     decode: DecodeOptions = Field(default_factory=DecodeOptions, description="how the model is asked for text")
-    checkpoints: Rotation = Field(default_factory=Rotation, description="which checkpoints are kept")
+    checkpoints: CheckpointRetention = Field(
+        default_factory=CheckpointRetention, description="which checkpoints are kept"
+    )
     track: TrackConfig = Field(default_factory=TrackConfig, description="trackers beside metrics.jsonl")
 
     @classmethod

@@ -32,7 +32,7 @@ from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions
 from subquad.tasks.evaluation import SampleShards
-from subquad.train.checkpoint import Ranking, best, checkpoint_folder, checkpoints, load_weights_of, read_state
+from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers
 from subquad.train.origins import ENVIRONMENT, describe_origins
 from subquad.train.recipe import Recipe, read_recipe
@@ -209,7 +209,7 @@ def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:
         return every[0]
     if name == "best":
         task = recipe.task_class
-        if found := best(within, Ranking(task.metric, task.better)):
+        if found := best(within, BestMetric(task.metric, task.better)):
             return found[0]
         if len(every) == 1:  # an imported one: it was validated elsewhere
             return every[0]
@@ -238,6 +238,6 @@ def evaluate_run(
     if context_window and not task.reads_context:
         raise ValueError(f"a context window is for language models; this run's task is {task.name}")
     check_has_data(run.recipe, run.folder, split)
-    shards = SampleShards(workers.rank, workers.world, workers.everyones, report or (lambda _: None))
+    shards = SampleShards(workers.rank, workers.world, workers.all_gather, report or (lambda _: None))
     with torch.inference_mode():
         return task.evaluate(run, split, shards, EvaluationOptions(context_window))

@@ -17,12 +17,12 @@ from subquad.progress import Progress
 from subquad.tasks import Task
 from subquad.tasks.evaluation import STEPS
 from subquad.train.distributed import Workers, join, leave
-from subquad.train.log import build_trackers
-from subquad.train.loop import Trainer
 from subquad.train.profiler import Profile, profile_updates
 from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe
 from subquad.train.run import DATA, LoadedRun, evaluate_run, load_run, locked, open_run
+from subquad.train.trackers import build_trackers
+from subquad.train.trainer import Trainer
 
 
 @contextmanager
@@ -39,10 +39,10 @@ def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | 
 
     quiet: print nothing. note: what to print first.
     """
-    with distributed_workers() as workers, locked(folder) if workers.leads else nullcontext():
+    with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
         task = _open_task(recipe, folder, workers)
-        trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.leads else []
-        stream = io.StringIO() if quiet or not workers.leads else None
+        trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.is_rank_zero else []
+        stream = io.StringIO() if quiet or not workers.is_rank_zero else None
         with TrainingProgress(stream=stream) as progress:
             if note is not None:
                 progress.note(note)
@@ -54,31 +54,31 @@ def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | 
             if count := len(trainer.plan.skipped):
                 progress.note(f"train: {count:,} samples are longer than train.budget.max_tokens and left out")
             trainer.fit()
-        workers.wait()  # to those that are behind, a process that leaves looks like one that died
+        workers.barrier()  # to those that are behind, a process that leaves looks like one that died
 
 
 def _open_task(recipe: Recipe, folder: Path, workers: Workers) -> Task:
     """Opens the run and its data. One process writes the files, and the others read them afterwards."""
-    if not workers.leads:
-        workers.wait()
+    if not workers.is_rank_zero:
+        workers.barrier()
         return recipe.build_task(folder / DATA)
     open_run(recipe, folder)
     task = recipe.build_task(folder / DATA)
     task.save_inputs(folder)
-    workers.wait()
+    workers.barrier()
     return task
 
 
 def profile_run(recipe: Recipe, folder: Path, updates: int) -> Profile:
     """Measures where the time of some updates goes, and writes it to profile.json. No weights are kept."""
-    with distributed_workers() as workers, locked(folder) if workers.leads else nullcontext():
+    with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
         task = _open_task(recipe, folder, workers)
         # what the updates log must not become a part of the run
         with tempfile.TemporaryDirectory() as scratch, TrainingProgress(stream=io.StringIO()) as progress:
             trainer = Trainer(recipe, task, Path(scratch), progress, [], workers)
             with closing(trainer.updates()) as steps:
                 profile = profile_updates(lambda: next(steps), trainer.phases, updates)
-        if workers.leads:
+        if workers.is_rank_zero:
             profile.write(folder)
         return profile
 
@@ -110,7 +110,7 @@ def evaluate_to_file(
             runs = f"{loaded.folder} is a run of task {task.name}, {other} of {theirs}"
             raise ValueError(f"{runs}: the two cannot be compared")
         start = time.monotonic()
-        silent = io.StringIO() if quiet or not workers.leads else None
+        silent = io.StringIO() if quiet or not workers.is_rank_zero else None
         with Progress(STEPS * task.evaluation_passes, stream=silent) as progress:
             found = evaluate_run(loaded, split, context_window=context_window, workers=workers, report=progress)
         report = EvaluationReport(
@@ -130,6 +130,6 @@ def evaluate_to_file(
             environment=environment(loaded.device),
             against=found.differences(other, resamples) if other is not None else None,
         )
-        if workers.leads:
+        if workers.is_rank_zero:
             write_evaluation(found, report)
     return report

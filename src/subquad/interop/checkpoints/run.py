@@ -98,7 +98,7 @@ def write_run(imported: ImportedRun, out: str | Path) -> Path:
         epoch=imported.epoch,
         epoch_end=True,
         cursor={"epoch": imported.epoch, "batch": 0},
-        extra={"worse": 0, "best": None, "minutes": 0.0},
+        extra={"bad_validations": 0, "best": None, "minutes": 0.0},
     )
     weights = {name: value.detach() for name, value in imported.model.state_dict().items()}
     # No generators: training goes on from the recipe's seed.

@@ -1,88 +1,67 @@
-"""What a run writes: metrics in JSON lines always, trackers on request.
+"""Trackers beside metrics.jsonl: TensorBoard and Weights & Biases, imported only when they are asked for.
 
-MetricsLog        one JSON object a line, appended and flushed: what a killed run has measured is there
-build_trackers    TensorBoard and Weights & Biases, imported only when asked for
+A run can be stored as an artifact of Weights & Biases: a run directory with a single checkpoint and without the data,
+that is recipe, environment, metrics and tokenizers. Once fetched, it is read as any other run.
 """
 
-import errno
-import json
-import math
-import os
-import time
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import torch
 from pydantic import Field
 
 from subquad.config import Options
 from subquad.packages import require
-from subquad.train.artifacts import IDENTITY, import_wandb, run_artifact
+from subquad.train.checkpoint import read_state
 
-RESUMED = "resumed"
-
-# ---------------------------------------------------------------------- metrics in a file
-
-
-class MetricsLog:
-    """Appends records to a file. A line that a killed process left half written is cut off first."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        size = os.fstat(self.file).st_size
-        end = size
-        while end > 0 and os.pread(self.file, 1, end - 1) != b"\n":
-            end -= 1
-        if end < size:
-            os.ftruncate(self.file, end)
-        self.is_new = end == 0
-
-    def write(self, event: str, update: int, values: Mapping[str, Any] | None = None) -> None:
-        """event: "train", "valid", ...; numbers that are not finite become strings, for JSON has none."""
-        record = {"event": event, "update": update, "time": round(time.time(), 3), **(values or {})}
-        line = json.dumps({key: _jsonable(value) for key, value in record.items()}) + "\n"
-        end, data = os.fstat(self.file).st_size, line.encode()
-        try:
-            written = os.write(self.file, data)  # one call a line: it is there or it is not
-            if written < len(data):  # the disk was full in the middle of it
-                os.ftruncate(self.file, end)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise OSError(error.errno, f"metrics cannot be written ({error.strerror})", str(self.path)) from None
-
-    def resumed(self, update: int) -> None:
-        """Says that the run went back to `update`: what was measured after it no longer counts."""
-        self.write(RESUMED, update)
-
-    def close(self) -> None:
-        os.close(self.file)
+REFERENCE = "wandb:"
+IDENTITY = "wandb-id.txt"  # the run that a directory reports to; whoever fetches an artifact reports to another
 
 
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        value = value.item()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def import_wandb() -> Any:
+    return require("wandb", "tracking with Weights & Biases", "track")
 
 
-def read_metrics(path: str | Path, event: str | None = None) -> list[dict[str, Any]]:
-    """The records that count, of one event or all. A half-written last line is left out."""
-    records: list[dict[str, Any]] = []
-    lines = Path(path).read_text().split("\n")
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            record = json.loads(line)
-            event_of, update = record["event"], record["update"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(f"{path}, line {number}: not a JSON record; the file is damaged") from None
-        if event_of == RESUMED:
-            records = [earlier for earlier in records if earlier["update"] <= update]
-        records.append(record)
-    return [record for record in records if event is None or record["event"] == event]
+def run_artifact(run: Path, checkpoint: Path) -> Any:
+    """A wandb.Artifact called like the run's folder, with the numbers of the checkpoint's validation beside it."""
+    state = read_state(checkpoint)
+    metadata = {"update": state.update, "epoch": state.epoch, **state.metrics}
+    artifact = import_wandb().Artifact(_allowed(run.resolve().name), type="model", metadata=metadata)
+    shown = [path for path in run.iterdir() if not path.name.startswith(".") and path.name != IDENTITY]
+    for file in sorted(path for path in shown if path.is_file()):
+        artifact.add_file(str(file))
+    for folder in (run / "tokenizers", checkpoint):
+        if folder.is_dir():
+            artifact.add_dir(str(folder), name=folder.relative_to(run).as_posix())
+    return artifact
+
+
+def _allowed(name: str) -> str:
+    """An artifact's name has letters, digits, _, - and dots."""
+    return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
+
+
+def local_run(run: str | Path) -> Path:
+    """The folder of a run: as given, or that of an artifact `wandb:...`, which is fetched into runs/NAME-VERSION."""
+    return fetch(str(run)) if str(run).startswith(REFERENCE) else Path(run)
+
+
+def fetch(reference: str, into: str | Path | None = None) -> Path:
+    """Downloads `wandb:ENTITY/PROJECT/NAME:VERSION` into a folder, which is then a run directory."""
+    name = reference.removeprefix(REFERENCE)
+    if not re.fullmatch(r"([^/:]+/){1,2}[^/:]+:[^/:]+", name):
+        raise ValueError(f"{reference!r} names no artifact; write it as {REFERENCE}ENTITY/PROJECT/NAME:VERSION")
+    wandb = import_wandb()
+    try:
+        artifact = wandb.Api().artifact(name)
+        # Its own name has the version's number, which a reference such as NAME:latest leaves open.
+        folder = Path("runs") / artifact.name.replace(":", "-") if into is None else into
+        return Path(artifact.download(root=str(folder)))
+    except (wandb.errors.Error, ValueError, OSError) as error:
+        raise ValueError(f"the artifact {name} cannot be fetched: {' '.join(str(error).split())}") from None
 
 
 # ---------------------------------------------------------------------- trackers
@@ -164,7 +143,7 @@ class Wandb:
         self.run.finish()
 
 
-class Guarded:
+class SafeTracker:
     """A tracker that stops no training: its first failure is a warning and its end, for the file has every number."""
 
     def __init__(self, name: str, build: Callable[[], Tracker]) -> None:
@@ -204,8 +183,8 @@ def build_trackers(config: TrackConfig, run: Path, recipe: Mapping[str, Any]) ->
     trackers: list[Tracker] = []
     if config.tensorboard:
         _summary_writer()
-        trackers.append(Guarded("TensorBoard", lambda: TensorBoard(run)))
+        trackers.append(SafeTracker("TensorBoard", lambda: TensorBoard(run)))
     if config.wandb is not None:
         import_wandb()
-        trackers.append(Guarded("Weights & Biases", lambda: Wandb(run, config, recipe)))
+        trackers.append(SafeTracker("Weights & Biases", lambda: Wandb(run, config, recipe)))
     return trackers
