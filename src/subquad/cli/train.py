@@ -1,10 +1,13 @@
 """`subquad train`: a recipe, changes to it, a run directory."""
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from subquad.cli.interrupts import terminated_as_interrupted
 from subquad.cli.options import RecipeFile
 from subquad.cli.output import is_rank_zero, print_table
 
@@ -58,12 +61,15 @@ def train(
     if dry_run:
         _show_dry_run(api.dry_run(recipe, *given))
         return
-    if profile is not None:
-        found = api.profile(recipe, *given, updates=profile, out=out)
-        if is_rank_zero():
-            _show_profile(found, api.run_folder(recipe, out))
-        return
-    run = api.train(recipe, *given, out=out)
+    # a process that waits for others hears no signals: under torchrun, SIGTERM ends it as it stands
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    with terminated_as_interrupted() if alone else nullcontext():
+        if profile is not None:
+            found = api.profile(recipe, *given, updates=profile, out=out)
+            if is_rank_zero():
+                _show_profile(found, api.run_folder(recipe, out))
+            return
+        run = api.train(recipe, *given, out=out)
     if is_rank_zero():
         print(f"{run.folder}: {format_metrics(run.metrics)} after {run.updates:,} updates")
 
