@@ -2,6 +2,7 @@
 
     python              runs; the blocks of a page share their names
     python title="..."  a file of the project, written and not run
+    toml title="..."    a file of the project likewise
     yaml title="..."    a file, written; without a title it is a part of a recipe, which must be valid
     sh                  commands: subquad, python of a script, torchrun, make, docker, with one pipe or redirections;
                         what installs (pip, python3 -m venv, `.`, docker build) is held against the project's files
@@ -39,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 TORCH_HOME = "torch-home"
 """The folder of that variable's name while a page is followed."""
 FENCE = re.compile(r'^(<!-- nightly -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-LANGUAGES = {"python", "yaml", "sh", "text", ""}
+LANGUAGES = {"python", "yaml", "toml", "sh", "text", ""}
 UPDATES = ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"]
 DECODED = ["decode.beam=1", "decode.max_len_a=0", "decode.max_len_b=5"]
 SHORT = {  # the last value of an option counts

@@ -2,9 +2,7 @@
 
 import contextlib
 import importlib.util
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +11,11 @@ from types import ModuleType
 import pytest
 
 from subquad.mixers import available
-from tests.doc_pages import ROOT, Session, blocks, in_process, small_runs, titled
+from tests.doc_pages import ROOT, Session, blocks, in_process, small_runs
 
 DOCS = ROOT / "docs"
 ELSEWHERE = {
-    "guides/own-mechanism.md": "its commands need a new file in the package; see below",
+    "guides/own-mechanism.md": "its commands need its package: test_own_mechanism.py",
 }
 PAGES = {
     name: path
@@ -25,8 +23,6 @@ PAGES = {
     if blocks(path) and (name := path.relative_to(DOCS if DOCS in path.parents else ROOT).as_posix()) not in ELSEWHERE
 }
 LONG = [name for name, path in PAGES.items() if any(block.nightly for block in blocks(path))]
-OWN = DOCS / "guides/own-mechanism.md"
-OWN_FILE = "src/subquad/mixers/gatedmean.py"
 
 
 @pytest.fixture(scope="module")
@@ -68,55 +64,6 @@ def test_a_comparison_of_ones_own_text(tmp_path: Path) -> None:
     assert {split: len(part) for split, part in parts.items()} == {"train": 160, "valid": 20, "test": 20}
     assert sorted(line for part in parts.values() for line in part) == sorted(lines)
     assert (made / "comparison/report.html").is_file()
-
-
-# ---------------------------------------------------------------------- the mechanism that the documentation writes
-
-ALONE = """
-from subquad.testing import contract
-
-TestGatedMean = contract("gatedmean")
-"""
-
-
-@pytest.fixture(scope="module")
-def with_gatedmean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package and its tests with the page's file in it."""
-    copy = tmp_path_factory.mktemp("copy")
-    for name in ("src", "tests", "recipes"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
-    (copy / OWN_FILE).write_text(titled(OWN, OWN_FILE))
-    return copy
-
-
-def in_copy(copy: Path, *words: str) -> str:
-    path = os.pathsep.join([str(copy / "src"), str(copy)])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=copy, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_the_mechanism_of_the_documentation_keeps_every_promise(with_gatedmean: Path) -> None:
-    (with_gatedmean / "test_gatedmean.py").write_text(ALONE)
-    passed = re.search(r"(\d+) passed", in_copy(with_gatedmean, "-m", "pytest", "test_gatedmean.py"))
-    assert passed is not None
-    assert int(passed[1]) > 60
-
-
-def test_commands_know_the_mechanism_of_the_documentation(with_gatedmean: Path) -> None:
-    follow = f"""
-from pathlib import Path
-from tests.doc_pages import Block, Session, blocks
-
-(block,) = [block for block in blocks(Path({str(OWN)!r})) if block.language == "sh"]
-session = Session(Path(), {{}})
-for line in block.text.splitlines():
-    if line.startswith("subquad"):
-        session.do(Block("sh", "", line, False))
-"""
-    in_copy(with_gatedmean, "-c", follow)
 
 
 # ---------------------------------------------------------------------- figures

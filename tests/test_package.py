@@ -1,6 +1,5 @@
 """What a user installs: a pure-Python wheel with everything in it, and one version."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -52,47 +51,3 @@ def test_constraints_are_exact_and_allowed_by_the_project() -> None:
         (specifier,) = pin.specifier
         assert specifier.operator == "=="
         assert ranges[pin.name.lower()].specifier.contains(specifier.version), line
-
-
-MECHANISM = '''"""Running mean: every token becomes the mean of those before it.
-
-Equation:
-    y_t = (x_1 + ... + x_t) / t
-
-Cost: O(T C).
-
-Citation: none.
-"""
-
-import torch
-
-from subquad.mixers import Capabilities, Mixer, register
-
-
-@register("runningmean")
-class RunningMean(Mixer):
-    capabilities = Capabilities(causal=True, cross=False, grid=False, state="none")
-
-    def mix(self, x, layout):
-        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None], None
-'''
-
-
-def test_a_new_mechanism_is_one_new_file(tmp_path: Path) -> None:
-    """In a copy of the package: one file more, and library, command line and property tests know it."""
-    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__", "golden"))
-    (tmp_path / "src/subquad/mixers/runningmean.py").write_text(MECHANISM)
-    python = """
-from subquad.cli.main import run
-from subquad.mixers import RunningMean
-from subquad.testing import cases
-
-assert RunningMean(dim=8, heads=2).name in {case.name for case in cases("runningmean") if case.causal}
-raise SystemExit(run(["info", "runningmean"]))
-"""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(tmp_path)])}
-    command = [sys.executable, "-c", python]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "y_t = (x_1 + ... + x_t) / t" in result.stdout

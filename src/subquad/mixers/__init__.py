@@ -4,10 +4,10 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput
-from subquad.mixers.layout import Layout
+from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput, at_least_float32, full_precision
+from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.registry import _REGISTRY, available, build, load_plugin, mixer_class, register
-from subquad.mixers.state import CrossState, State
+from subquad.mixers.state import CrossState, State, advanced, fresh_lengths
 
 # Every file of this folder is imported, so a mechanism registers itself by being there.
 for _module in pkgutil.iter_modules(__path__):
@@ -29,10 +29,15 @@ __all__ = [
     "Mixer",
     "MixerConfig",
     "State",
+    "advanced",
+    "at_least_float32",
     "available",
     "build",
+    "fresh_lengths",
+    "full_precision",
     "load_plugin",
     "mixer_class",
     "register",
+    "right_padded",
     *_CLASSES,
 ]
