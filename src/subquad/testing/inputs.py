@@ -4,9 +4,14 @@ Every case meets the same named shapes; what is random about them comes from the
 """
 
 import random
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Size = TypeVar("Size")
 
 LENGTHS = (1, 2, 5, 13, 33)
 """Lengths of sequences: below, at and above the windows, chunks and kernels of usual examples, most of them odd."""
@@ -44,6 +49,11 @@ def chunkings(time: int, seed: int) -> dict[str, list[int]]:
     while (left := time - sum(uneven)) > 0:
         uneven.append(rng.randint(1, left))
     return {"token by token": [1] * time, "at once": [time], f"in chunks of {uneven}": uneven}
+
+
+def with_and_without_gradients(sizes: Iterable[Size]) -> list[tuple[Size, AbstractContextManager[Any]]]:
+    """Sizes, each with the context in which to try it: mechanisms may go other ways when nothing is differentiated."""
+    return [(size, torch.enable_grad() if number % 2 else torch.no_grad()) for number, size in enumerate(sizes)]
 
 
 # ---------------------------------------------------------------------- comparing

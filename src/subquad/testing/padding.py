@@ -4,7 +4,7 @@ import torch
 
 from subquad.mixers import MixerOutput
 from subquad.testing.cases import Case
-from subquad.testing.inputs import LENGTHS, assert_close, padded_batch, paddings
+from subquad.testing.inputs import LENGTHS, assert_close, padded_batch, paddings, with_and_without_gradients
 from subquad.testing.selection import for_cases
 
 
@@ -14,11 +14,12 @@ class PaddingContract:
     @for_cases()
     def test_padding_changes_nothing(self, case: Case) -> None:
         mixer = case.build()
-        for time in LENGTHS:
+        for time, mode in with_and_without_gradients(LENGTHS):
             for kind, padding in paddings(time, case.seed + time).items():
                 x = case.tokens(1, time)
                 x[:, padding] = torch.nan  # what padded positions hold must not matter
-                padded, alone = mixer(x, padding=padding[None]), mixer(x[:, ~padding])
+                with mode:
+                    padded, alone = mixer(x, padding=padding[None]), mixer(x[:, ~padding])
                 where = f"{kind}, {int((~padding).sum())} of {time} positions are tokens"
                 assert_close(padded.y[:, ~padding], alone.y, where)
                 assert (padded.y[:, padding] == 0).all(), f"{where}: outputs at padding are zeros"
@@ -27,16 +28,15 @@ class PaddingContract:
     @for_cases()
     def test_company_in_the_batch_changes_nothing(self, case: Case) -> None:
         mixer = case.build()
-        for time in LENGTHS:
+        for time, mode in with_and_without_gradients(LENGTHS):
             padding = padded_batch(time, case.seed + time)
             x = case.tokens(len(padding), time)
-            plain, padded = mixer(x).y, mixer(x, padding=padding).y
-            for row in range(len(padding)):
-                one, where = slice(row, row + 1), f"row {row} of {len(padding)}, {time} positions"
-                assert_close(plain[one], mixer(x[one]).y, f"{where}, no padding")
-                assert_close(
-                    padded[one], mixer(x[one], padding=padding[one]).y, f"{where}, {int(padding[row].sum())} padded"
-                )
+            with mode:
+                plain, padded = mixer(x).y, mixer(x, padding=padding).y
+                for row in range(len(padding)):
+                    one, where = slice(row, row + 1), f"row {row} of {len(padding)}, {time} positions"
+                    assert_close(plain[one], mixer(x[one]).y, f"{where}, no padding")
+                    assert_close(padded[one], mixer(x[one], padding=padding[one]).y, f"{where}, with padding")
 
     @for_cases()
     def test_padded_rows_and_short_lengths_are_finite(self, case: Case) -> None:

@@ -46,6 +46,7 @@ class Lowered:
         exact = self.exact(self.tokens(x).float(), padding=padding).y
         assert_near(y, exact, "no padding" if padding is None else "with padding", self.tolerance)
 
+    @torch.no_grad()
     def check_stream(self, x: Tensor, padding: Tensor | None, seed: int) -> None:
         x = self.tokens(x)
         expected, told = self.exact(x.float(), padding=padding).y, "no padding" if padding is None else "with padding"
@@ -61,6 +62,7 @@ class Lowered:
             y, _ = read_stream(self.mixer, x[order, 11:], [1, x.shape[1] - 12], after, state.reorder(order))
         assert_near(y, expected[order, 11:], f"reordered after 11 tokens, {told}", self.tolerance)
 
+    @torch.no_grad()
     def check_context(self, x: Tensor, context: Tensor, padding: Tensor) -> None:
         x, context, order = self.tokens(x), self.tokens(context), torch.tensor([5, 2, 2, 0])
         expected = self.exact(x.float(), context=context.float(), context_padding=padding).y

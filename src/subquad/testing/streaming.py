@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subquad.mixers import Mixer, State
 from subquad.testing.cases import Case, is_causal, streams
-from subquad.testing.inputs import LENGTHS, assert_close, chunkings, padded_batch
+from subquad.testing.inputs import LENGTHS, assert_close, chunkings, padded_batch, with_and_without_gradients
 from subquad.testing.selection import for_cases
 
 ORDERS = ([1, 0, 2], [2], [0, 0, 2, 1, 2])
@@ -35,14 +35,15 @@ class StreamingContract:
     @for_cases(is_causal)
     def test_the_future_never_reaches_the_past(self, case: Case) -> None:
         mixer = case.build()
-        for time in LENGTHS:
+        for time, mode in with_and_without_gradients(LENGTHS[1:]):
             x, padding = case.tokens(7, time), padded_batch(time, case.seed + time)
-            for cut in sorted({0, 1, time // 2, time - 1}):
-                other = torch.cat([x[:, :cut], 3 * case.tokens(7, time - cut, seed=1)], 1)
-                where = f"outputs 0 to {cut - 1} of {time} change when later tokens do"
-                assert torch.equal(mixer(x).y[:, :cut], mixer(other).y[:, :cut]), where
-                ours, theirs = (mixer(tokens, padding=padding).y[:, :cut] for tokens in (x, other))
-                assert torch.equal(ours, theirs), f"{where}, with padding"
+            with mode:
+                plain, padded = mixer(x).y, mixer(x, padding=padding).y
+                for cut in sorted({1, time // 2, time - 1}):
+                    other = torch.cat([x[:, :cut], 3 * case.tokens(7, time - cut, seed=1)], 1)
+                    where = f"outputs 0 to {cut - 1} of {time} change when later tokens do"
+                    assert torch.equal(plain[:, :cut], mixer(other).y[:, :cut]), where
+                    assert torch.equal(padded[:, :cut], mixer(other, padding=padding).y[:, :cut]), f"{where}, padded"
 
     @for_cases(streams)
     def test_a_prefix_has_the_outputs_of_the_whole(self, case: Case) -> None:
@@ -57,32 +58,35 @@ class StreamingContract:
         mixer = case.build()
         for time in (1, 6, 33):
             x, padding = case.tokens(7, time), padded_batch(time, case.seed + time)
-            for how, chunks in chunkings(time, case.seed + time).items():
-                y, state = read_stream(mixer, x, chunks)
-                assert_close(y, mixer(x).y, f"{time} tokens {how}")
-                assert state.lengths.tolist() == [time] * 7, "a state counts the tokens it has read"
-                y, state = read_stream(mixer, x, chunks, padding)
-                assert_close(y, mixer(x, padding=padding).y, f"{time} tokens {how}, with padding")
-                assert state.lengths.tolist() == (~padding).sum(1).tolist(), "padding does not advance a row"
+            plain, padded = mixer(x).y, mixer(x, padding=padding).y
+            for (how, chunks), mode in with_and_without_gradients(chunkings(time, case.seed + time).items()):
+                with mode:
+                    y, state = read_stream(mixer, x, chunks)
+                    assert_close(y, plain, f"{time} tokens {how}")
+                    assert state.lengths.tolist() == [time] * 7, "a state counts the tokens it has read"
+                    y, state = read_stream(mixer, x, chunks, padding)
+                    assert_close(y, padded, f"{time} tokens {how}, with padding")
+                    assert state.lengths.tolist() == (~padding).sum(1).tolist(), "padding does not advance a row"
 
     @for_cases(streams)
     def test_reordering_states_equals_reordering_inputs(self, case: Case) -> None:
         mixer = case.build()
         for before in (1, 6, 17):
             x, padding = case.tokens(3, before), padded_batch(before, case.seed + before)[1::2]
-            _, state = read_stream(mixer, x, [before], padding)
-            for order in ORDERS:
+            for order, mode in with_and_without_gradients(ORDERS):
                 index, back = torch.tensor(order), torch.arange(len(order)).flip(0)
                 where = f"rows {order} of 3 after {before} positions"
                 more = case.tokens(len(order), 9, seed=1)
-                _, straight = read_stream(mixer, x[index], [before], padding[index])
-                expected, _ = read_stream(mixer, more, [1, 5, 3], state=straight)
-                y, later = read_stream(mixer, more[:, :6], [1, 5], state=state.reorder(index))
-                assert_close(y, expected[:, :6], where)
-                y, _ = read_stream(mixer, more[back, 6:], [3], state=later.reorder(back))
-                assert_close(y[back], expected[:, 6:], f"{where}, and reordered again after 6 tokens more")
-                y, _ = read_stream(mixer, more[back], [1, 5, 3], state=state.reorder(index).reorder(back))
-                assert_close(y[back], expected, f"{where}, reordered twice at once")
+                with mode:
+                    _, state = read_stream(mixer, x, [before], padding)
+                    _, straight = read_stream(mixer, x[index], [before], padding[index])
+                    expected, _ = read_stream(mixer, more, [1, 5, 3], state=straight)
+                    y, later = read_stream(mixer, more[:, :6], [1, 5], state=state.reorder(index))
+                    assert_close(y, expected[:, :6], where)
+                    y, _ = read_stream(mixer, more[back, 6:], [3], state=later.reorder(back))
+                    assert_close(y[back], expected[:, 6:], f"{where}, and reordered again after 6 tokens more")
+                    y, _ = read_stream(mixer, more[back], [1, 5, 3], state=state.reorder(index).reorder(back))
+                    assert_close(y[back], expected, f"{where}, reordered twice at once")
 
     @for_cases(streams)
     def test_a_state_can_be_read_more_than_once(self, case: Case) -> None:
