@@ -17,6 +17,7 @@ from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, fresh_lengths
 from subquad.testing import contract
 
+GENERATOR = torch.Generator().manual_seed(0)
 BOTH = Capabilities(causal=True, cross=True, grid=True, state="two sums, O(1)", averages=True)
 BIDIRECTIONAL = Capabilities(causal=False, cross=False, grid=False, state="none", averages=True)
 GRID = Capabilities(causal=False, cross=False, grid=True, state="none", averages=True)
@@ -318,6 +319,17 @@ class DrawsOfItsOwn(Mean):
     def terms(self, x: Tensor, mask: Tensor | None) -> Tensor:
         terms = super().terms(x, mask)
         return terms * (1 + 0.1 * torch.rand_like(terms)) if self.training else terms
+
+
+@register("another_generator")
+class AnotherGenerator(Mean):
+    """Training draws that no seed of torch repeats."""
+
+    capabilities = BIDIRECTIONAL
+
+    def terms(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        terms = super().terms(x, mask)
+        return terms + torch.rand(terms.shape, generator=GENERATOR).to(terms) if self.training else terms
 
 
 @register("graph_breaks")

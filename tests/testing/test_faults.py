@@ -50,6 +50,7 @@ EXPECTED = {
     "wrong_gradient": {"test_gradients_in_float64"},
     "wrong_gradient_in_float32": {"test_gradients_in_float32_agree_with_float64"},
     "draws_of_its_own": {"test_gradients_in_float64"},
+    "another_generator": {"test_gradients_in_float64", "test_equal_inputs_and_seeds_give_equal_bits"},
     "graph_breaks": {"test_compiles_without_graph_breaks"},
     "quadratic_memory": {"test_memory_kept_for_the_backward_pass_is_linear"},
     "context_padding_leaks": {"test_padding_of_a_context_changes_nothing"},

@@ -87,11 +87,21 @@ def tokens(batch: int, time: int, seed: int, dim: int = DIM) -> Tensor:
 
 @cache
 def cases(name: str) -> tuple[Case, ...]:
-    """All cases of a mechanism: bidirectional ones first. An option set that one form refuses has the other only."""
+    """All cases of a mechanism: bidirectional ones first. An option set that one form refuses has the other only.
+
+    Raises ValueError when a form that the mechanism has is refused by all examples, or an example in all forms.
+    """
     has = mixer_class(name).capabilities
     forms = [causal for causal, possible in ((False, has.bidirectional), (True, has.causal)) if possible]
     asked = [Case.of(name, options, causal) for causal in forms for options in mixer_class(name).examples]
-    return tuple(case for case in asked if refusal(case) is None)
+    refused = {case: reason for case in asked if (reason := refusal(case)) is not None}
+    for group in [
+        *([case for case in asked if case.causal == causal] for causal in forms),
+        *([case for case in asked if dict(case.options) == options] for options in mixer_class(name).examples),
+    ]:
+        if all(case in refused for case in group):
+            raise ValueError(f"no example of {name} tests what it should: {group[0]} is refused: {refused[group[0]]}")
+    return tuple(case for case in asked if case not in refused)
 
 
 def refusal(case: Case) -> str | None:

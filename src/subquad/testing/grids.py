@@ -31,6 +31,7 @@ class GridContract:
             x = case.tokens(*padding.shape)
             y = mixer(x, padding=padding, grid=grid).y
             assert torch.isfinite(y).all(), f"{grid}: outputs are finite, also of a grid that is padded wholly"
+            assert mixer(x[:0], padding=padding[:0], grid=grid).y.shape == x[:0].shape, "a batch of no rows"
             for row in range(len(padding)):
                 one, where = slice(row, row + 1), f"row {row} of {len(padding)} on a grid of {grid}"
                 assert_close(y[one], mixer(x[one], padding=padding[one], grid=grid).y, where)

@@ -47,11 +47,25 @@ class PaddingContract:
             mixed.y.sum().backward()
             assert mixed.y.shape == x.shape
             assert torch.isfinite(mixed.y).all(), f"{time} positions: outputs are finite"
+            if mixed.aux is not None:
+                assert mixed.aux.shape == (2,), "aux has one number for each row"
+                assert torch.isfinite(mixed.aux).all(), f"{time} positions: aux is finite"
             assert x.grad is not None
             assert torch.isfinite(x.grad).all(), f"{time} positions: gradients are finite"
             assert (x.grad[0] == 0).all(), f"{time} positions: nothing flows into padding"
         for name, parameter in mixer.named_parameters():
             assert parameter.grad is None or torch.isfinite(parameter.grad).all(), f"the gradient of {name} is finite"
+
+    @for_cases()
+    def test_equal_inputs_and_seeds_give_equal_bits(self, case: Case) -> None:
+        mixer, x = case.build(), case.tokens(2, 13)
+        assert torch.equal(mixer(x).y, mixer(x).y)
+        mixer.train()
+        results = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            results.append(mixer(x).y)
+        assert torch.equal(*results), "draws of training come from torch's generator alone"
 
     @for_cases()
     def test_empty_batches(self, case: Case) -> None:
