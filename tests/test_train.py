@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -134,6 +136,24 @@ def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:
     impatient.fit()
     assert impatient.bad_validations == 1
     assert impatient.cursor.epoch < 50
+
+
+def test_every_generator_follows_the_seed_and_the_process(tmp_path: Path) -> None:
+    """A mechanism or augmentation of a user's may draw from numpy or Python."""
+
+    def draws(seed: int, rank: int) -> tuple[float, ...]:
+        given = recipe("image-classification", updates=1, accumulate=2, seed=seed)
+        task = given.build_task(tmp_path / "data")
+        random.seed(rank)
+        np.random.seed(rank)
+        workers = Workers(rank, 1)  # no other process is needed to see what this one draws
+        trainer(given, tmp_path / f"{seed}-{rank}", task, workers)
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    first = draws(1, 0)
+    assert draws(1, 0) == first
+    for other in (draws(2, 0), draws(1, 1)):
+        assert all(ours != theirs for ours, theirs in zip(first, other, strict=True))
 
 
 def test_numbers_that_are_not_finite_stop_the_run(tmp_path: Path) -> None:

@@ -8,6 +8,13 @@ import torch
 from torch import Tensor
 
 
+def seed_all(seed: int) -> None:
+    """Seeds torch's, numpy's and Python's generators."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def torch_rng_state() -> dict[str, Tensor]:
     """The states of torch's generators, of all devices: quick enough for every batch."""
     saved = {"torch": torch.get_rng_state()}

@@ -66,7 +66,7 @@ from subquad.train.optim import (
 from subquad.train.profiler import Phases
 from subquad.train.progress import TrainingProgress, format_metrics
 from subquad.train.recipe import Recipe
-from subquad.train.rng import rng_state, set_rng_state, torch_rng_state
+from subquad.train.rng import rng_state, seed_all, set_rng_state, torch_rng_state
 from subquad.train.schedules import Schedule
 from subquad.train.trackers import Tracker
 
@@ -199,7 +199,7 @@ class Trainer:
         self.workers = workers
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = recipe.train
-        torch.manual_seed(config.seed)
+        seed_all(config.seed)
         self.model: Model = model_from(recipe.model_data(task.data_dependent_model_config())).to(self.device)
         if config.compile:
             compile_blocks(self.model)
@@ -221,7 +221,7 @@ class Trainer:
         self.log = MetricsLog(run / "metrics.jsonl") if workers.is_rank_zero else None
         self.started = time.monotonic()
         if not workers.is_rank_zero:  # the same weights, but draws of its own
-            torch.manual_seed(config.seed + SEEDS_APART * workers.rank)
+            seed_all(config.seed + SEEDS_APART * workers.rank)
 
     # ------------------------------------------------------------------ the run
 
