@@ -18,9 +18,10 @@ from subquad.kernels.linear import (
     few_rows_map,
     int8_linear,
     int8_map,
-    largest_input,
+    reference,
     to_int8,
 )
+from subquad.kernels.linear.reference import largest_input
 from subquad.mixers import available, mixer_class
 from subquad.models import Model, build_model
 from subquad.nn.stack import StackState
@@ -57,7 +58,7 @@ def test_int8_kernel_computes_its_definition(rows: int, width: int, outputs: int
     bias = drawn(seed + 2, outputs) if biased else None
     # a value halfway between two integers may be rounded up by one and down by the other
     step = x.abs().amax() / largest_input(width) * scale.amax() * 127
-    error = (int8_linear(x, values, scale, bias) - linear._int8_reference(x, values, scale, bias)).abs().max()
+    error = (int8_linear(x, values, scale, bias) - reference.int8_linear_by(values, scale, bias)(x)).abs().max()
     assert error <= 2 * step + 1e-5
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.mixers import Capabilities, CrossState, Layout, Mixer, MixerConfig, State, noise
-from subquad.mixers.base import at_least_float32, full_precision
 from subquad.mixers.layout import right_padded
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, fresh_lengths

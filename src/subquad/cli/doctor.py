@@ -18,6 +18,7 @@ from subquad.cli.output import styled
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+    from torch import Tensor
 
 KERNELS = "SUBQUAD_KERNELS"
 GIBIBYTE = 2**30
@@ -150,10 +151,25 @@ def kernels() -> Iterator[Finding]:
 
     setting = os.environ.get(KERNELS) or "auto"
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    chosen = [f"{dispatch.chosen(torch.empty(1, device=device))} on {device}" for device in devices]
-    yield Finding("kernels", "ok", f"{', '.join(chosen)} ({KERNELS}={setting})")
+    chosen = [f"{_chosen_kernels(torch.empty(1, device=device))} on {device}" for device in devices]
+    yield Finding("kernels", "ok", f"{'; '.join(chosen)} ({KERNELS}={setting})")
     for problem in dispatch.problems():
         yield Finding("kernels", "note", problem)
+
+
+def _chosen_kernels(x: "Tensor") -> str:
+    """Which implementation of each operation works on tensors like x."""
+    from subquad.kernels import dispatch
+
+    found: dict[str, list[str]] = {}
+    dispatch.check("doctor", x)
+    for operation in dispatch.operations():
+        try:
+            name = dispatch.implementation(operation, x)
+        except ValueError:
+            name = "none"
+        found.setdefault(name, []).append(operation)
+    return ", ".join(f"{name} ({' '.join(names)})" for name, names in found.items())
 
 
 def numba_threads() -> Iterator[Finding]:

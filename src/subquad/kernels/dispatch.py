@@ -1,123 +1,183 @@
-"""Which implementation of a fused operation runs: plain torch, numba on the CPU, or Triton on the GPU.
+"""Which implementation of an operation runs: plain torch, one for the CPU, or one for the GPU.
 
-The environment variable SUBQUAD_KERNELS decides, each time an operation runs:
+Every folder beside this file that has a `reference.py` is an operation. Its `cpu.py` and `gpu.py`, where there are any,
+offer the same functions: to add a kernel is to add such a file. The public function of an operation asks `choose` every
+time it is called, and the environment variable SUBQUAD_KERNELS decides:
 
-    auto (default)   gpu for CUDA tensors, cpu for CPU tensors, reference for what is left or cannot be imported
+    auto (default)   gpu for CUDA tensors and cpu for CPU tensors; reference for what is left: other devices, precisions
+                     and cases that the kernel does not take, a kernel that is not there or cannot be imported
     reference        plain torch, the definition of every operation
     cpu, gpu         that one or an error
 
-What torch.export traces is the reference, so that an exported graph runs without this package.
+An operation that has only a reference runs it under each of these. What torch.export traces is the reference, so that
+an exported graph runs without this package.
+
+A `cpu.py` or `gpu.py` may define
+
+    DTYPES                the precisions that it takes; without it, all of FLOATING
+    LACKS                 names of the cases that it does not take, as the operation's public function spells them
+    why_unavailable()     why it cannot run in this process, None if it can
 """
 
 import importlib
+import importlib.util
 import os
 from functools import cache
-from typing import Literal
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from subquad.kernels import tracing
 
-Kernels = Literal["cpu", "gpu"]
-Implementation = Literal["reference"] | Kernels
 VARIABLE = "SUBQUAD_KERNELS"
-
-_INSTALL = {
-    "cpu": ("numba", "pip install numba"),
-    "gpu": ("triton", "pip install 'subquad[gpu]' (Linux; torch for CUDA brings it along)"),
+DEVICES: dict[str, str] = {"cpu": "cpu", "gpu": "cuda"}
+SETTINGS = ("auto", "reference", *DEVICES)
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+REMEDIES: dict[str, str] = {
+    "cpu": "pip install numba",
+    "gpu": "pip install 'subquad[gpu]' (Linux; torch for CUDA brings it along)",
 }
 
-
-def chosen(x: Tensor) -> Implementation:
-    """The implementation for an operation on tensors where x is."""
-    wanted = os.environ.get(VARIABLE) or "auto"
-    if wanted == "reference" or tracing.is_exporting():
-        return "reference"
-    if wanted == "auto":
-        if x.device.type == "cpu":
-            return "cpu" if _reason("cpu") is None else "reference"
-        return "gpu" if x.device.type == "cuda" and _reason("gpu") is None else "reference"
-    if wanted not in _INSTALL:
-        raise ValueError(f"{VARIABLE}={wanted} is unknown; it takes auto, reference, cpu or gpu")
-    forced: Kernels = "cpu" if wanted == "cpu" else "gpu"
-    _demand(forced, x)
-    return forced
+_modules: dict[str, ModuleType] = {}
+"""Implementations that have been chosen, such as "conv.cpu"."""
 
 
-@tracing.constant_when_compiled
-def reference_forced() -> bool:
-    """Whether the user wants plain torch everywhere; for operations whose fast form is made of torch's own products."""
-    return os.environ.get(VARIABLE) == "reference"
+def choose(operation: str, x: Tensor, *needs: str) -> Any:
+    """The module that works on tensors like x, in device and precision; needs: special cases it has to be able to do.
+
+    ValueError: the variable has no known value, or asks for an implementation that cannot do this.
+    """
+    return _modules[_name(operation, x.device.type, x.dtype, *needs)]
 
 
-def fuses_on_cpu(x: Tensor) -> bool:
-    """Whether fused operations made of torch's own products serve x: full precision, on the CPU, and not in exports."""
-    if tracing.is_exporting() or x.device.type != "cpu":
-        return False
-    return x.dtype in (torch.float32, torch.float64) and not reference_forced()
+def implementation(operation: str, x: Tensor, *needs: str) -> str:
+    """The name of what `choose` returns: reference, cpu or gpu."""
+    return _name(operation, x.device.type, x.dtype, *needs).rpartition(".")[2]
 
 
-@tracing.constant_when_compiled
-def triton_serves(device: str) -> bool:
-    """Whether Triton kernels run for tensors on a kind of device ("cuda", "cpu"), also asked by compiled code."""
-    wanted = os.environ.get(VARIABLE) or "auto"
-    interpreted = wanted == "gpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if tracing.is_exporting():
-        return False
-    return wanted in ("auto", "gpu") and (device == "cuda" or interpreted) and _reason("gpu") is None
+def check(name: str, x: Tensor) -> None:
+    """ValueError if the variable has no known value, or asks for kernels that cannot work on tensors where x is.
+
+    Mechanisms ask this, so that those which need no operation of this folder refuse what the others refuse. name: that
+    of who asks.
+    """
+    _check(name, x.device.type)
+
+
+def operations() -> list[str]:
+    """The names of all operations."""
+    return sorted(path.parent.name for path in Path(__file__).parent.glob("*/reference.py"))
 
 
 def problems() -> list[str]:
     """What keeps this process from its fastest kernels, one line each, for `subquad doctor`."""
-    useful: list[Kernels] = ["cpu", "gpu"] if torch.cuda.is_available() else ["cpu"]
-    return [f"{reason}; plain torch is used instead" for kind in useful if (reason := _reason(kind)) is not None]
+    kinds: list[str] = ["cpu", "gpu"] if torch.cuda.is_available() else ["cpu"]
+    found: dict[str, list[str]] = {}
+    for kind in kinds:
+        for operation in operations():
+            if _exists(operation, kind) and (reason := _why_unavailable(operation, kind)) is not None:
+                found.setdefault(reason, []).append(operation)
+    return [f"{', '.join(names)}: {reason}; plain torch is used instead" for reason, names in found.items()]
 
 
-def _demand(wanted: Kernels, x: Tensor) -> None:
-    """ValueError unless the implementation that the user insists on can work on x."""
-    reason = _reason(wanted)
+def forget() -> None:
+    """Lets the next call of each operation choose anew, after something that `why_unavailable` depends on changed."""
+    _decide.cache_clear()
+
+
+# ---------------------------------------------------------------------- the choice
+
+
+@tracing.constant_when_compiled
+def _name(operation: str, device: str, dtype: torch.dtype, *needs: str) -> str:
+    setting = _setting(operation)
+    if tracing.is_exporting():
+        setting = "reference"
+    return _decide(operation, setting, _interprets(setting), device, dtype, needs)
+
+
+@tracing.constant_when_compiled
+def _check(name: str, device: str) -> None:
+    setting = _setting(name)
+    if setting in DEVICES:
+        _check_device(name, setting, _interprets(setting), device)
+
+
+def _setting(name: str) -> str:
+    setting = os.environ.get(VARIABLE) or "auto"
+    if setting not in SETTINGS:
+        raise ValueError(f"{name}: {VARIABLE}={setting} is unknown; it takes auto, reference, cpu or gpu")
+    return setting
+
+
+def _interprets(setting: str) -> bool:
+    """Whether Triton's interpreter runs GPU kernels on CPU tensors, as tests do on machines without a GPU."""
+    return setting == "gpu" and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _check_device(name: str, kind: str, interprets: bool, device: str) -> None:
+    if not interprets and DEVICES[kind] != device:
+        raise ValueError(f"{name}: {VARIABLE}={kind} cannot work on a tensor on {device}; set {VARIABLE}=auto")
+
+
+@cache
+def _decide(
+    operation: str, setting: str, interprets: bool, device: str, dtype: torch.dtype, needs: tuple[str, ...]
+) -> str:
+    """The name of the module, which is imported then. Every call of an operation asks, hence the cache."""
+    chosen = "reference"
+    for kind, kind_device in DEVICES.items():
+        if setting == "auto" and device == kind_device and _why_not(operation, kind, dtype, needs) is None:
+            chosen = kind
+        if setting == kind:
+            _check_device(operation, kind, interprets, device)
+            if not any(_exists(operation, other) for other in DEVICES):
+                continue
+            reason = _why_not(operation, kind, dtype, needs)
+            if reason is not None:
+                remedy = f"set {VARIABLE}=auto to take the fastest that is there"
+                raise ValueError(f"{operation}: {VARIABLE}={kind} is not possible: {reason}; {remedy}")
+            chosen = kind
+    name = f"{operation}.{chosen}"
+    _modules[name] = importlib.import_module(f"subquad.kernels.{name}")
+    return name
+
+
+# ---------------------------------------------------------------------- what there is
+
+
+def _why_not(operation: str, kind: str, dtype: torch.dtype, needs: tuple[str, ...]) -> str | None:
+    """Why an implementation does not serve a call; None when it does."""
+    if not _exists(operation, kind):
+        return f"it has no {kind} kernel"
+    reason = _why_unavailable(operation, kind)
     if reason is not None:
-        raise ValueError(f"{VARIABLE}={wanted}, but {reason}")
-    # Triton's interpreter works on CPU tensors: the tests of machines without a GPU use it
-    interpreted = wanted == "gpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if x.device.type != {"cpu": "cpu", "gpu": "cuda"}[wanted] and not interpreted:
-        raise ValueError(f"{VARIABLE}={wanted} cannot work on a tensor on {x.device}; leave {VARIABLE} at auto")
+        return reason
+    module = _import(operation, kind)
+    if dtype not in getattr(module, "DTYPES", FLOATING):
+        return f"its {kind} kernel does not take {dtype}"
+    lacking = [need for need in needs if need in getattr(module, "LACKS", ())]
+    return f"its {kind} kernel does not take {', '.join(lacking)}" if lacking else None
 
 
-# ---------------------------------------------------------------------- what this process can run
+def _exists(operation: str, kind: str) -> bool:
+    return importlib.util.find_spec(f"subquad.kernels.{operation}.{kind}") is not None
 
 
-def _reason(kind: Kernels) -> str | None:
-    """Why an implementation cannot run; None when it can."""
-    if kind == "cpu" and _forked:
-        return (
-            "this process was forked from one that had run numba's threads, which do not survive a fork (start "
-            "workers with the 'spawn' method)"
-        )
-    return _missing(*_INSTALL[kind])
+def _why_unavailable(operation: str, kind: str) -> str | None:
+    module = _import(operation, kind)
+    if isinstance(module, str):
+        return module
+    return module.why_unavailable() if hasattr(module, "why_unavailable") else None
 
 
 @cache
-def _missing(package: str, remedy: str) -> str | None:
-    """Imports a package, once; says what is wrong with it, if anything."""
+def _import(operation: str, kind: str) -> ModuleType | str:
+    """The module, or why it cannot be imported."""
     try:
-        importlib.import_module(package)
+        return importlib.import_module(f"subquad.kernels.{operation}.{kind}")
     except Exception as error:  # a broken installation fails in ways of its own: OSError, AttributeError, ...
-        return f"{package} cannot be imported ({type(error).__name__}: {error}): {remedy}"
-    return None
-
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-@cache
-def unsafe_to_fork() -> None:
-    """Tells that threads run now that end any forked process which uses them: forks then take the reference."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+        return f"the {kind} kernel cannot be imported ({type(error).__name__}: {error}): {REMEDIES[kind]}"

@@ -7,6 +7,7 @@ The cache on disk notices edits of a kernel's own file, not of this one: after o
 """
 
 import importlib
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -79,9 +80,34 @@ def _start_threads() -> AbstractContextManager[Any]:
     numba.get_num_threads()  # starts them, and with OpenMP sets the number of torch's threads too
     torch.set_num_threads(torch_threads)
     if numba.threading_layer() == "omp":
-        dispatch.unsafe_to_fork()
+        _notice_forks()
     # numba's own pool ends the process when two threads of Python enter it at once
     return threading.Lock() if numba.threading_layer() == "workqueue" else nullcontext()
+
+
+_forked = False
+
+
+def why_unavailable() -> str | None:
+    """Why kernels compiled by numba cannot run in this process; None when they can."""
+    if not _forked:
+        return None
+    return (
+        "this process was forked from one that had run numba's threads, which do not survive a fork (start workers "
+        "with the 'spawn' method)"
+    )
+
+
+def _notice_forks() -> None:
+    """A forked process that uses the threads of OpenMP ends: from now on forks know that they must not."""
+
+    def note() -> None:
+        global _forked
+        _forked = True
+        dispatch.forget()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=note)
 
 
 def _importable(module: str) -> bool:

@@ -4,7 +4,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput, at_least_float32, full_precision
+from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.mixers.base import Capabilities, Mixer, MixerConfig, MixerOutput
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.registry import _REGISTRY, available, build, load_plugin, mixer_class, register
 from subquad.mixers.state import CrossState, State, advanced, fresh_lengths

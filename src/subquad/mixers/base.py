@@ -13,7 +13,6 @@ mathematics:
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, get_args
 
@@ -22,6 +21,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.config import Options
+from subquad.kernels import dispatch
+from subquad.kernels.precision import is_autocast
 from subquad.mixers.layout import Layout, Padding, padding_tensor, zero_padding
 from subquad.mixers.registry import refuse, who_can, why_not
 from subquad.mixers.state import CrossState, State, fresh_lengths
@@ -230,6 +231,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
         compute `Padding.of` it once, and pass that. grid: (H, W) with H * W = time. state: from `init_state` or the
         previous call.
         """
+        dispatch.check(self.name, x)
         self._check_tokens("x", x, padding)
         if grid is not None and grid[0] * grid[1] != x.shape[1]:
             raise ValueError(
@@ -315,7 +317,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
         if x.shape[1] == 0:
             raise ValueError(f"{self.name}: {what} is an empty sequence; give at least one position")
         dtype = self._weight_dtype()
-        if x.dtype != dtype and dtype is not None and not _is_autocast(x.device):
+        if x.dtype != dtype and dtype is not None and not is_autocast(x.device):
             raise ValueError(
                 f"{self.name}: {what} is {x.dtype}, the parameters are {dtype}; convert {what} or the mixer, or use "
                 "torch.autocast"
@@ -353,22 +355,8 @@ def _form(config: MixerConfig) -> Literal["bidirectional", "causal"]:
 # ---------------------------------------------------------------------- precision
 
 
-def at_least_float32(x: Tensor) -> Tensor:
-    """Statistics (maxima, sums of exponentials, norms) are kept in float32, or in float64 when x is."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-def full_precision(x: Tensor) -> AbstractContextManager[Any]:
-    """A block in which autocast does not lower the precision of what was raised by `at_least_float32`."""
-    return torch.autocast(x.device.type, enabled=False) if _is_autocast(x.device) else nullcontext()
-
-
-def _is_autocast(device: torch.device) -> bool:
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-
-
 def _autocast_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The precision of products of tensors of `dtype`: autocast's where it is on, which leaves float64 alone."""
-    if dtype == torch.float64 or not _is_autocast(device):
+    if dtype == torch.float64 or not is_autocast(device):
         return dtype
     return torch.get_autocast_dtype(device.type)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.mixers.windows import mask_cells, partition
+from subquad.kernels.window_attention.reference import partition
+from subquad.mixers.windows import mask_cells
 
 QKV = tuple[Tensor, Tensor, Tensor]
 

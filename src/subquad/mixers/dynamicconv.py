@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.mixers.base import Capabilities, at_least_float32
+from subquad.kernels.precision import at_least_float32
+from subquad.mixers.base import Capabilities
 from subquad.mixers.registry import register
 from subquad.mixers.shortconv import ShortConvConfig, ShortConvMixer
 

@@ -34,15 +34,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.kernels import tracing
-from subquad.kernels.chunk_values import chunk_values
+from subquad.kernels.chunk_values import chunk_values, gathered_chunk_values
+from subquad.kernels.masking import keep
+from subquad.kernels.precision import at_least_float32
+from subquad.kernels.window_attention import Summaries
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision
-from subquad.mixers.chunks import Chunks, cut
+from subquad.mixers.base import Capabilities
+from subquad.mixers.chunks import cut
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, append_at, keep_last
-from subquad.mixers.windows import NEVER, WindowConfig, WindowMixer, WindowState, merge_windows, uncover
+from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, uncover
 
 DEFAULT_LANDMARKS = 49
 
@@ -136,9 +139,6 @@ class EVA(WindowMixer[EVAConfig]):
             else:
                 init_small(module)
 
-    def fuses(self, qkv: Tensor, layout: Layout) -> bool:
-        return super().fuses(qkv, layout) and not (self.training and self.config.attention_dropout)
-
     def sees_grid(self, grid: tuple[int, int]) -> bool:
         return not self.config.is_decoder and super().sees_grid(grid)
 
@@ -153,41 +153,34 @@ class EVA(WindowMixer[EVAConfig]):
         return super().why_no_streaming()
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        config, space = self.config, self.space_of(x, layout)
+        space = self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
         flat = self.projections(x)
         lengths = layout.lengths
-        # what is turned by positions has means of its own
-        even = self._even_chunk(covered, lengths) if self.fuses(flat, layout) and not config.rotary else None
-        if even is not None:
-            y = self._mix_even(x, flat, tokens, lengths, even)
-            return uncover(self.finish(y), covered, space), None
-        qkv = self.split_heads(flat)
-        extension = 0 if config.is_decoder else self.reach[0]
-        chunks = cut(qkv, covered, tokens, lengths, config.window, extension, *config.chunking)
-        chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.tokens, chunks.sizes)
-
-        if self.fuses(flat, layout) and isinstance(chunks.length, int):
-            chunk = chunks.length if config.causal else 0
-            y = self.fused(flat, tokens, (chunk_k, chunk_v), chunks.exists, chunk)
-            return uncover(self.finish(y), covered, space), None
-        q, k, v, mask = self.in_windows(*qkv, covered, tokens)
-        near = self.window_logits(q, k, mask)
-        far = self._chunk_logits(q.flatten(2, 3), chunk_k, self._visible(chunks, near)).unflatten(2, near.shape[2:4])
-        a_near, a_far = self._attend(near, far, v.dtype)
-        y = a_near @ v + (a_far.flatten(2, 3) @ chunk_v).view_as(q)
-        return uncover(self.merge(merge_windows(y, config.window, covered)), covered, space), None
+        size = self._even_chunk(covered, lengths)
+        if size is None:
+            summaries = self._cut_and_summarise(flat, covered, tokens, lengths)
+        else:
+            summaries = self._summarise_evenly(x, flat, tokens, lengths, size)
+        y = self.attend(flat, covered, tokens, summaries, self.config.attention_dropout if self.training else 0.0)
+        return uncover(self.finish(y), covered, space), None
 
     def _even_chunk(self, covered: tuple[int, ...], lengths: Tensor | None) -> int | None:
         """The chunk size, when all rows have the same, chunks do not overlap, and they fill the covered length."""
-        size, landmarks = self.config.chunking
+        config = self.config
+        # what is turned by positions has means of its own
+        if len(covered) == 2 or tracing.is_symbolic(covered[0]) or config.rotary:
+            return None
+        size, landmarks = config.chunking
         if landmarks is not None and lengths is None and tracing.may_branch_on_length():
             size = max(1, covered[0] // landmarks)
-        overlaps = self.config.overlap and not self.config.is_decoder
+        overlaps = config.overlap and not config.is_decoder
         return None if size is None or overlaps or covered[0] % size else size
 
-    def _mix_even(self, x: Tensor, flat: Tensor, tokens: Tensor | None, lengths: Tensor | None, size: int) -> Tensor:
-        """The same with fused kernels: (batch, time, heads, d).
+    def _summarise_evenly(
+        self, x: Tensor, flat: Tensor, tokens: Tensor | None, lengths: Tensor | None, size: int
+    ) -> Summaries:
+        """Summaries of chunks that lie side by side.
 
         A chunk's mean query and key are projections of its mean token: x is zero where there is none, and biases count
         as often as there are tokens.
@@ -205,7 +198,17 @@ class EVA(WindowMixer[EVAConfig]):
         if lengths is not None:
             whole = -(-lengths // self.config.window) * self.config.window
             exists = torch.arange(chunk_k.shape[2], device=x.device) * size < whole[:, None]
-        return self.fused(flat, tokens, (chunk_k, chunk_v), exists, size if self.config.causal else 0)
+        return Summaries(chunk_k, chunk_v, exists, size if self.config.causal else 0)
+
+    def _cut_and_summarise(
+        self, flat: Tensor, covered: tuple[int, ...], tokens: Tensor | None, lengths: Tensor | None
+    ) -> Summaries:
+        """Summaries of any chunks."""
+        config, qkv = self.config, self.split_heads(flat)
+        extension = 0 if config.is_decoder else self.reach[0]
+        chunks = cut(qkv, covered, tokens, lengths, config.window, extension, *config.chunking)
+        chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.tokens, chunks.sizes)
+        return Summaries(chunk_k, chunk_v, chunks.exists, chunks.length if config.causal else 0)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> EVAState:
         assert self.max_step is not None
@@ -260,12 +263,7 @@ class EVA(WindowMixer[EVAConfig]):
     def _summarise(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and beta of chunks (batch, heads, chunks, cells, d), each (batch, heads, chunks, d)."""
         chunk_k, omega = self._centre(q.sum(-2) / sizes, k.sum(-2) / sizes)
-        with full_precision(k):
-            k32 = at_least_float32(k)
-            direct = (k32 @ at_least_float32(omega).unsqueeze(-1)).squeeze(-1)
-            logits = self.scale * (direct - k32.square().sum(-1) / 2)
-            weights = logits.masked_fill(~tokens, NEVER).softmax(-1).to(v.dtype)
-        return chunk_k, (weights.unsqueeze(-2) @ v).squeeze(-2)
+        return chunk_k, gathered_chunk_values(k, v, omega, tokens)
 
     def _centre(self, q_mean: Tensor, k_mean: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and omega of chunks from their mean queries and keys, all (batch, heads, chunks, d)."""
@@ -276,19 +274,10 @@ class EVA(WindowMixer[EVAConfig]):
             mu = mu if self.config.is_decoder else mu / 2
         return chunk_k, mu + noise.normal(mu.shape, mu) if self.training else mu
 
-    def _chunk_logits(self, q: Tensor, chunk_k: Tensor, visible: Tensor | None) -> Tensor:
+    def _chunk_logits(self, q: Tensor, chunk_k: Tensor, visible: Tensor) -> Tensor:
         """s q_i . k~_c for queries (batch, heads, N, d): (batch, heads, N, chunks)."""
         logits = at_least_float32((q * self.scale) @ chunk_k.transpose(-1, -2))
-        return logits if visible is None else logits.masked_fill(~visible, NEVER)
-
-    def _visible(self, chunks: Chunks, near: Tensor) -> Tensor | None:
-        """Which chunks a query may look at: broadcastable to (batch, heads, N, chunks); None = all."""
-        index = torch.arange(chunks.k.shape[2], device=near.device)
-        if self.config.causal:
-            position = torch.arange(near.shape[2] * near.shape[3], device=near.device)
-            current = position // chunks.length
-            return (index < current[..., None]).view(-1, 1, position.shape[0], index.shape[0])
-        return None if chunks.exists is None else chunks.exists[:, None, None, :]
+        return keep(logits, visible)
 
     def _attend(self, near: Tensor, far: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """One softmax over window and chunk logits, split again."""

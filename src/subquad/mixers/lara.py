@@ -24,14 +24,14 @@ from pydantic import Field
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.dispatch import fuses_on_cpu
-from subquad.kernels.landmark_attention import LEAST_WEIGHT, Focus, landmark_attention
+from subquad.kernels.landmark_attention import Focus, landmark_attention
+from subquad.kernels.masking import keep
+from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer, HeadMap, init_small, kernel_logits
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision
+from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
-from subquad.mixers.windows import NEVER
 
 
 class LARAConfig(AttentionConfig):
@@ -100,12 +100,9 @@ class LARA(AttentionMixer[LARAConfig]):
         q_bar, k_bar, exists = self._landmarks(x, flat, layout)
         with full_precision(x):
             sampling = self._sampling(at_least_float32(q_bar), at_least_float32(k_bar), exists)
-            if fuses_on_cpu(flat):
-                by_head = flat.unflatten(-1, (3, self.config.heads, -1))
-                w = sampling.omega, sampling.for_queries
-                y = landmark_attention(by_head, *w, sampling.shared, sampling.focus, layout.mask)
-            else:
-                y = self._estimate(*self.split_heads(flat), sampling, layout.mask)
+            by_head = flat.unflatten(-1, (3, self.config.heads, -1))
+            w = sampling.omega, sampling.for_queries
+            y = landmark_attention(by_head, *w, sampling.shared, sampling.focus, layout.mask)
         return self.finish(y.to(flat.dtype)), None
 
     # ------------------------------------------------------------------ landmarks
@@ -168,7 +165,7 @@ class LARA(AttentionMixer[LARAConfig]):
         if bias is not None:
             logits = logits + bias
         if exists is not None:
-            logits = logits.masked_fill(~exists[:, None, None, :], NEVER)
+            logits = keep(logits, exists[:, None, None, :])
         return logits.softmax(-1).to(k_bar.dtype) @ k_bar
 
     # ------------------------------------------------------------------ importance sampling
@@ -193,7 +190,7 @@ class LARA(AttentionMixer[LARAConfig]):
             q_bar, mu = q_bar.repeat(1, 1, times, 1), mu.repeat(1, 1, times, 1)
             exists = exists.repeat(1, times) if exists is not None else None
         density = kernel_logits(omega, mu, self.scale)
-        total = self._hide(density, exists).logsumexp(-1, keepdim=True)
+        total = (density if exists is None else keep(density, exists[:, None, None, :])).logsumexp(-1, keepdim=True)
         shared, for_queries, focus = -total, omega, None
         if self.config.weights == "biased":
             for_queries = omega + mu
@@ -206,33 +203,8 @@ class LARA(AttentionMixer[LARAConfig]):
                 share = exists.to(own.dtype) / exists.sum(-1, keepdim=True)
             focus = Focus(q_bar, (own - total).exp(), share, self.config.alpha)
         if exists is not None:
-            shared = shared.masked_fill(~exists[:, None, :, None], NEVER)
+            shared = keep(shared, exists[:, None, :, None])
         return Sampling(omega, for_queries, shared, focus)
-
-    def _estimate(self, q: Tensor, k: Tensor, v: Tensor, sampling: Sampling, valid: Tensor | None) -> Tensor:
-        """y (batch, N, heads, d) from queries, keys and values (batch, heads, N, d)."""
-        q, k = at_least_float32(q), at_least_float32(k)
-        log_k = self._hide(kernel_logits(sampling.omega, k, self.scale), valid)
-        mass = log_k.logsumexp(-1, keepdim=True)
-        values = (log_k - mass).exp().to(v.dtype) @ v
-        # phi(omega_c, q_i) without its |q_i|^2 term, which is the same for all c
-        log_weight = q @ (self.scale * sampling.for_queries).transpose(-1, -2)
-        log_weight = log_weight + (sampling.shared + mass).transpose(-1, -2)
-        if sampling.focus is not None:
-            log_weight = log_weight + self._log_alpha(q, sampling.focus, valid)
-        return (log_weight.softmax(-1).to(v.dtype) @ values).transpose(1, 2)
-
-    def _log_alpha(self, q: Tensor, focus: Focus, valid: Tensor | None) -> Tensor:
-        """log alpha_ci (batch, heads, N, samples) of the opt weights."""
-        t = self._hide((self.scale * focus.directions) @ q.transpose(-1, -2), valid).softmax(-1)
-        specific = t - focus.share[:, None, None, :] @ t
-        alpha = torch.addcmul(focus.balance, specific, torch.full_like(focus.balance, focus.alpha))
-        return alpha.clamp(min=LEAST_WEIGHT).log().transpose(-1, -2)
-
-    @staticmethod
-    def _hide(logits: Tensor, kept: Tensor | None) -> Tensor:
-        """Logits (batch, heads, c, n) with entries that are not kept (batch, n) out of the way."""
-        return logits if kept is None else logits.masked_fill(~kept[:, None, None, :], NEVER)
 
 
 def means(member: Tensor, x: Tensor) -> Tensor:

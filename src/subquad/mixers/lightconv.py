@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision
+from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.mixers.base import Capabilities
 from subquad.mixers.registry import register
 from subquad.mixers.shortconv import ShortConvConfig, ShortConvMixer
 

@@ -20,7 +20,7 @@ from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced
-from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, merge_windows, uncover
+from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, uncover
 
 
 class LocalConfig(WindowConfig):
@@ -57,12 +57,8 @@ class Local(WindowMixer[LocalConfig]):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         space = self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
-        flat = self.projections(x)
-        if self.fuses(flat, layout):
-            return uncover(self.finish(self.fused(flat, tokens)), covered, space), None
-        q, k, v, mask = self.in_windows(*self.split_heads(flat), covered, tokens)
-        y = self.window_logits(q, k, mask).softmax(-1).to(v.dtype) @ v
-        return uncover(self.merge(merge_windows(y, self.window_on(covered), covered)), covered, space), None
+        y = self.attend(self.projections(x), covered, tokens)
+        return uncover(self.finish(y), covered, space), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         return WindowState(*self.new_window(batch, device, dtype))

@@ -20,19 +20,20 @@ programmers", ICML 2021.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.dispatch import fuses_on_cpu
 from subquad.kernels.feature_attention import feature_attention, feature_scores
-from subquad.kernels.scan import NO_LEVEL, causal_sums_for, running_maximum
+from subquad.kernels.feature_attention.reference import Sums, read_sums, sum_keys
+from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.kernels.scan import NO_LEVEL, causal_sums, running_maximum
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision
+from subquad.mixers.base import Capabilities
 from subquad.mixers.features import FEATURE_MAPS, Features, PositiveExponential, Projection, Reference, Scheme
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.registry import register
@@ -92,13 +93,6 @@ class PerformerContext(CrossState):
     matrix: Tensor | None
 
 
-class Sums(NamedTuple):
-    """Over all keys: values, sum_j phi(k_j) v_j^T (batch, heads, width, d); counts, sum_j phi(k_j) (.., width, 1)."""
-
-    values: Tensor
-    counts: Tensor
-
-
 @register("performer")
 class Performer(AttentionMixer[PerformerConfig]):
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)", averages=True)
@@ -130,9 +124,9 @@ class Performer(AttentionMixer[PerformerConfig]):
             fresh = self.new_state(x.shape[0], x.device, x.dtype)
             return self._advance(x, lengths if layout.mask is not None else None, fresh, matrix)[0], None
         flat = self.projections(x)
-        if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine and fuses_on_cpu(flat):
+        if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine:
             assert matrix is not None
-            return self.finish(self._fused(flat, matrix, layout.mask)), None
+            return self.finish(self._attend(flat, matrix, layout.mask)), None
         q, k, v = (at_least_float32(t) for t in self.split_heads(flat))
         with full_precision(x):
             turn = self._turn(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
@@ -140,9 +134,10 @@ class Performer(AttentionMixer[PerformerConfig]):
             y = self._read(q, matrix, lambda level: _largest(_only(level, layout.mask)), sums, turn)
         return self.merge(y), None
 
-    def _fused(self, flat: Tensor, matrix: Tensor, valid: Tensor | None) -> Tensor:
+    def _attend(self, flat: Tensor, matrix: Tensor, valid: Tensor | None) -> Tensor:
         """`_summed` and `_read` for favorp, of projections (batch, time, 3 C): (batch, time, heads, d)."""
-        qkv, matrix = flat.unflatten(-1, (3, self.config.heads, -1)), matrix.to(flat.dtype)
+        qkv = flat.unflatten(-1, (3, self.config.heads, -1))
+        matrix = matrix.to(torch.promote_types(flat.dtype, torch.float32))
         scores = feature_scores(qkv, matrix)
         query_level, key_level = noise.constant(scores.level).unbind(0)
         level = torch.stack([query_level, _largest(_only(key_level, valid)).expand_as(query_level)])
@@ -212,7 +207,7 @@ class Performer(AttentionMixer[PerformerConfig]):
             keys, values = _relative(key, key_level), _with_one(v)
             if valid is not None:
                 keys, values = keys * valid[:, None, :, None], values * valid[:, None, :, None]
-            mixed, sums = causal_sums_for(q)(
+            mixed, sums = causal_sums(
                 _turned(queries, turn), _turned(keys, turn), values, key_level, state.sums, state.key_level
             )
             floor_sums = state.floor_sums
@@ -245,14 +240,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         keys = self.feature_map.scaled(k, matrix, lambda level: _largest(_only(level, valid)))
         if turn is not None:
             keys, floor = _turned(keys + floor, turn), 0.0
-        if valid is not None:
-            there = valid[:, None, :, None].to(k.dtype)
-            keys, v = keys * there, v * there
-        values, counts = keys.transpose(-1, -2) @ v, keys.sum(-2).unsqueeze(-1)
-        if floor:  # added to the sums instead of to every feature
-            number = there.sum(-2, keepdim=True) if valid is not None else k.shape[2]
-            values, counts = values + floor * v.sum(-2, keepdim=True), counts + floor * number
-        return Sums(values, counts)
+        return sum_keys(keys, v, valid, floor)
 
     def _read(self, q: Tensor, matrix: Tensor | None, reference: Reference, sums: Sums, turn: Turn) -> Tensor:
         """phi(q_i) . sums, normalised: (batch, heads, time, d). `reference` is for maps that compare queries."""
@@ -261,11 +249,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         queries = self.feature_map.scaled(q, matrix, own)
         if turn is not None:
             queries, floor = _turned(queries + floor, turn), 0.0
-        above, below = queries @ sums.values, queries @ sums.counts
-        if floor:
-            above = above + floor * sums.values.sum(-2, keepdim=True)
-            below = below + floor * sums.counts.sum(-2, keepdim=True)
-        return above * below.clamp(min=SMALLEST_NORMALISER).reciprocal()
+        return read_sums(queries, sums, floor, SMALLEST_NORMALISER)
 
     # ------------------------------------------------------------------ cosine weighting
 

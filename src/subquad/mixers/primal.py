@@ -25,8 +25,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
+from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.mixers.attention import init_xavier
-from subquad.mixers.base import Capabilities, Mixer, MixerConfig, at_least_float32, full_precision
+from subquad.mixers.base import Capabilities, Mixer, MixerConfig
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.registry import register
 from subquad.mixers.state import State, advanced, fresh_lengths

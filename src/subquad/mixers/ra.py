@@ -19,9 +19,10 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision
+from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 

@@ -21,12 +21,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.kernels.masking import keep
+from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.kernels.window_attention.reference import in_windows, merge_windows, window_logits
 from subquad.mixers import noise
-from subquad.mixers.base import Capabilities, at_least_float32, full_precision
+from subquad.mixers.base import Capabilities
 from subquad.mixers.features import Projection
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
-from subquad.mixers.windows import NEVER, WindowConfig, WindowMixer, merge_windows, uncover
+from subquad.mixers.windows import WindowConfig, WindowMixer, uncover
 
 
 class ScatterBrainConfig(WindowConfig):
@@ -51,11 +54,12 @@ class ScatterBrain(WindowMixer[ScatterBrainConfig]):
         self.projection = Projection(config.heads, config.features, config.head_width, config.projection)
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        config, space = self.config, self.space_of(x, layout)
+        space = self.space_of(x, layout)
         x, covered, tokens = self.cover(x, layout, space)
         q, k, v = self.project(x)
-        q_windows, k_windows, v_windows, mask = self.in_windows(q, k, v, covered, tokens)
-        near = self.window_logits(q_windows, k_windows, mask)
+        windows, flat_tokens = self.windows(covered), None if tokens is None else tokens.flatten(1)
+        q_windows, k_windows, v_windows, mask = in_windows(q, k, v, windows, flat_tokens)
+        near = window_logits(q_windows, k_windows, windows, None if self.bias is None else self.bias(), mask)
         with full_precision(x):
             q_windows, k, k_windows, v, v_windows = (
                 at_least_float32(part) for part in (q_windows, k, k_windows, v, v_windows)
@@ -63,13 +67,13 @@ class ScatterBrain(WindowMixer[ScatterBrainConfig]):
             matrix = at_least_float32(self.projection())
             log_k = self._log_features(matrix, k)
             if tokens is not None:
-                log_k = log_k.masked_fill(~tokens.flatten(2, -2), NEVER)
-            near_k = self._log_features(matrix[:, None], k_windows).masked_fill(~mask.unsqueeze(-1), NEVER)
+                log_k = keep(log_k, tokens.flatten(2, -2))
+            near_k = keep(self._log_features(matrix[:, None], k_windows), mask.unsqueeze(-1))
             log_mass, values = self._rest(log_k, v, near_k, v_windows)
             far = self._log_features(matrix[:, None], q_windows) + log_mass
             a_near, a_far = torch.cat([near, far], -1).softmax(-1).split([near.shape[-1], far.shape[-1]], -1)
             y = a_near @ v_windows + a_far @ values
-        return uncover(self.merge(merge_windows(y, config.window, covered)), covered, space), None
+        return uncover(self.merge(merge_windows(y, windows)), covered, space), None
 
     def _log_features(self, matrix: Tensor, t: Tensor) -> Tensor:
         """a(t) of tokens (..., N, d), with W (..., m, d): (..., N, m)."""

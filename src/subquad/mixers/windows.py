@@ -1,4 +1,4 @@
-"""Windows over sequences and grids: partition, relative biases, masks and the streaming window.
+"""Windows over sequences and grids: what they cover, relative biases, and the streaming window.
 
 A window holds `size` cells per axis; its keys reach `before` cells further on the low side and `after` on the high
 side. Axes of a tensor that is cut: (batch, heads, *space, width) with space = (T,) or (H, W); windows are enumerated
@@ -16,16 +16,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.kernels import tracing
-from subquad.kernels.dispatch import fuses_on_cpu
-from subquad.kernels.window_attention import Shape, window_attention
+from subquad.kernels.masking import keep
+from subquad.kernels.precision import at_least_float32
+from subquad.kernels.window_attention import Summaries, Windows, window_attention
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
-from subquad.mixers.base import at_least_float32
 from subquad.mixers.layout import Layout
 from subquad.mixers.state import State, fresh_lengths, keep_last
 
 LARGE, WASTE = 16, 4
 """A window on a grid above both, in cells and in sides of the grid, is a mistake, such as the default for texts."""
-NEVER = torch.finfo(torch.float32).min  # a logit that no softmax gives weight; finite, so that empty rows stay finite
 
 
 class WindowConfig(AttentionConfig):
@@ -56,39 +55,7 @@ class WindowConfig(AttentionConfig):
         return extension, extension
 
 
-# ---------------------------------------------------------------------- partition
-
-
-def partition(x: Tensor, size: int, reach: tuple[int, int], counts: Sequence[int]) -> Tensor:
-    """(batch, heads, *space, width) -> (batch, heads, windows, cells, width); what lies outside the space is 0."""
-    before, after = reach
-    if len(counts) == 1 and tracing.is_symbolic(counts[0]):
-        return _looked_up(x, size, reach, counts[0])
-    pads = [0, 0]
-    for axis in reversed(range(len(counts))):
-        pads += [before, counts[axis] * size + after - x.shape[2 + axis]]
-    if any(pads):
-        x = F.pad(x, pads)
-    for axis in range(len(counts)):
-        x = x.unfold(2 + axis, before + size + after, size)
-    return x.flatten(2, 1 + len(counts)).flatten(4).transpose(-1, -2)
-
-
-def _looked_up(x: Tensor, size: int, reach: tuple[int, int], count: int) -> Tensor:
-    """`partition` of a sequence of any length: what torch knows about views of it holds for some lengths only."""
-    before, after = reach
-    padded = F.pad(x, (0, 0, before, count * size + after - x.shape[2]))
-    first = torch.arange(count, device=x.device)[:, None] * size
-    position = first + torch.arange(before + size + after, device=x.device)
-    return padded.index_select(2, position.flatten()).unflatten(2, tuple(position.shape))
-
-
-def merge_windows(y: Tensor, size: int, covered: Sequence[int]) -> Tensor:
-    """Inverse of `partition` without reach: (batch, heads, windows, cells, width) -> (batch, heads, N, width)."""
-    if len(covered) == 2:
-        rows, columns = (cells // size for cells in covered)
-        y = y.unflatten(3, (size, size)).unflatten(2, (rows, columns)).transpose(3, 4).flatten(4, 5).flatten(2, 3)
-    return y.flatten(2, 3)
+# ---------------------------------------------------------------------- what windows cover
 
 
 def uncover(y: Tensor, covered: Sequence[int], space: Sequence[int]) -> Tensor:
@@ -266,55 +233,26 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
         tokens = F.pad(valid.view(-1, *space, 1), pads)
         return grown, covered, tokens.unsqueeze(1)
 
-    def in_windows(
-        self, q: Tensor, k: Tensor, v: Tensor, covered: tuple[int, ...], tokens: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v (batch, heads, N, d) and the token mask, by window: queries without reach, the others with it."""
-        size, reach = self.window_on(covered), self.reach_on(covered)
-        counts = tuple(cells // size for cells in covered)
-        if tokens is None:
-            tokens = torch.ones((1, 1, *covered, 1), dtype=torch.bool, device=q.device)
-        q = partition(q.unflatten(2, covered), size, (0, 0), counts)
-        k, v = (partition(part.unflatten(2, covered), size, reach, counts) for part in (k, v))
-        return q, k, v, partition(tokens, size, reach, counts).squeeze(-1)
+    def windows(self, covered: tuple[int, ...]) -> Windows:
+        """The windows of a covered space."""
+        return Windows(covered, self.window_on(covered), *self.reach_on(covered), self.config.causal)
 
-    def fuses(self, qkv: Tensor, layout: Layout) -> bool:
-        """Whether the fused kernels can do this: sequences, where they serve at all."""
-        return layout.grid is None and fuses_on_cpu(qkv)
-
-    def fused(
+    def attend(
         self,
         qkv: Tensor,
+        covered: tuple[int, ...],
         tokens: Tensor | None,
-        far: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
-        far_exists: Tensor | None = None,
-        chunk: int = 0,
+        summaries: Summaries | None = None,
+        dropout: float = 0.0,
     ) -> Tensor:
-        """Attention of projections qkv (batch, time, 3 C), time in whole windows, to window and far keys.
+        """Attention of projections qkv (batch, cells, 3 C) in windows, and to summaries: (batch, cells, heads, d).
 
-        tokens: as `cover` gives them. far: keys and values (batch, heads, far, d); far_exists, chunk: see the kernel.
-        Returns (batch, time, heads, d).
+        tokens: as `cover` gives them.
         """
-        shape = Shape(self.config.window, *self.reach, self.config.causal, chunk)
         mask = None if tokens is None else tokens.flatten(1)
         bias = None if self.bias is None else self.bias()
-        far_k, far_v = far
         by_head = qkv.unflatten(-1, (3, self.config.heads, -1))
-        return window_attention(by_head, far_k, far_v, bias, mask, far_exists, shape)
-
-    def window_logits(self, q: Tensor, k: Tensor, reachable: Tensor) -> Tensor:
-        """Logits of window queries (batch, heads, windows, cells, d) to the keys (.., keys, d) of their windows.
-
-        reachable: (batch or 1, 1, windows, keys) bool, False for cells outside the space and padded ones.
-        """
-        logits = at_least_float32((q * self.scale) @ k.transpose(-1, -2))
-        if self.bias is not None:
-            logits = logits + self.bias()[:, None]
-        reachable = reachable.unsqueeze(-2)
-        if self.config.causal:
-            place = torch.arange(q.shape[-2], device=q.device)[:, None] + self.reach[0]
-            reachable = reachable & (torch.arange(k.shape[-2], device=q.device) <= place)
-        return logits.masked_fill(~reachable, NEVER)
+        return window_attention(by_head, self.windows(covered), bias, mask, summaries, dropout)
 
     def new_window(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Lengths, keys and values of an empty streaming window."""
@@ -338,7 +276,7 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
             table = self.bias()
             row = (position % window)[..., None].expand_as(column)
             logits = logits + table[:, row, column.clamp(0, table.shape[-1] - 1)].transpose(0, 1)
-        return logits.masked_fill(~reachable[:, None], NEVER)
+        return keep(logits, reachable[:, None])
 
     def slide(self, state: WindowState, k: Tensor, v: Tensor, new: Tensor | None) -> tuple[Tensor, Tensor]:
         """Keys and values that stay reachable after `new` tokens; k, v as given to `stream_window`."""

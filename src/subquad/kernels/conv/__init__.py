@@ -6,25 +6,24 @@ taps: (H, K), the same at every position, or (B, T, H, K), each position's own; 
 which the softmax over K is taken first. Sums run in float32, or float64 when x is; results come back in the precision
 of x. Backward keeps x and what was given as taps, nothing else.
 
-What runs inside the `torch.library` operations below is reference.py, cpu.py or gpu.py, as `dispatch.py` says.
-All three offer
+The `torch.library` operations below run what `dispatch.choose` says. Every implementation offers
 
     forward(x, taps, before, length)              y (B, length, C); x is (B, S, C), length need not be S
     input_gradient(grad, taps, before, size)      (B, size, C), size = S
     tap_gradient(grad, x, before, taps_shape)     in float32 or float64
 
-and, for the softmax, softmax(logits) and softmax_gradient_(grad, taps) are those of softmax_cpu or of reference.py.
+    softmax(logits)                               over the last axis
+    softmax_gradient_(grad, taps)                 that of the logits, given that of taps = softmax(logits); in place
 """
 
-import importlib
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subquad.kernels import dispatch, tracing
+from subquad.kernels import tracing
+from subquad.kernels.dispatch import choose
 
 
 def tap_conv(x: Tensor, taps: Tensor, before: int, *, softmax: bool = False) -> Tensor:
@@ -46,8 +45,8 @@ def _checked(x: Tensor, taps: Tensor, before: int, length: int, softmax: bool) -
     assert taps.dim() == 2 or taps.shape[:2] == (x.shape[0], length), (x.shape, taps.shape)
     taps = taps.to(_precision(x))
     if tracing.may_call_directly(x, taps):
-        taps = _softmax_implementation(x).softmax(taps) if softmax else taps
-        return _implementation(x).forward(x, taps, before, length)
+        kernel = choose("conv", x)
+        return kernel.forward(x, kernel.softmax(taps) if softmax else taps, before, length)
     return _softmax_tap_conv(x, taps, before, length) if softmax else _tap_conv(x, taps, before, length)
 
 
@@ -55,38 +54,22 @@ def _precision(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _implementation(x: Tensor) -> Any:
-    """The module whose functions work on tensors where x is."""
-    return _module(f"conv.{dispatch.chosen(x)}")
-
-
-def _softmax_implementation(x: Tensor) -> Any:
-    """torch's softmax is a fused kernel on a GPU, but slow on the CPU for so few entries."""
-    return _module("softmax_cpu" if dispatch.chosen(x) == "cpu" else "conv.reference")
-
-
-@cache
-def _module(name: str) -> Any:
-    """Of the kernels; numba and Triton take long to import."""
-    return importlib.import_module(f"subquad.kernels.{name}")
-
-
 # ---------------------------------------------------------------------- given taps
 
 
 @torch.library.custom_op("subquad::tap_conv", mutates_args=())
 def _tap_conv(x: Tensor, taps: Tensor, before: int, length: int) -> Tensor:
-    return _implementation(x).forward(x, taps, before, length)
+    return choose("conv", x).forward(x, taps, before, length)
 
 
 @torch.library.custom_op("subquad::tap_conv_input_gradient", mutates_args=())
 def _input_gradient(grad: Tensor, taps: Tensor, before: int, size: int) -> Tensor:
-    return _implementation(grad).input_gradient(grad, taps, before, size)
+    return choose("conv", grad).input_gradient(grad, taps, before, size)
 
 
 @torch.library.custom_op("subquad::tap_conv_tap_gradient", mutates_args=())
 def _tap_gradient(grad: Tensor, x: Tensor, before: int, taps_shape: Sequence[int]) -> Tensor:
-    return _implementation(grad).tap_gradient(grad, x, before, taps_shape)
+    return choose("conv", grad).tap_gradient(grad, x, before, taps_shape)
 
 
 @_tap_conv.register_fake
@@ -123,16 +106,17 @@ _tap_conv.register_autograd(_differentiate, setup_context=_keep)
 
 @torch.library.custom_op("subquad::softmax_tap_conv", mutates_args=())
 def _softmax_tap_conv(x: Tensor, logits: Tensor, before: int, length: int) -> Tensor:
-    return _implementation(x).forward(x, _softmax_implementation(x).softmax(logits), before, length)
+    kernel = choose("conv", x)
+    return kernel.forward(x, kernel.softmax(logits), before, length)
 
 
 @torch.library.custom_op("subquad::softmax_tap_conv_gradients", mutates_args=())
 def _softmax_gradients(grad: Tensor, x: Tensor, logits: Tensor, before: int) -> tuple[Tensor, Tensor]:
     """One operation for both, so that the softmax is computed again once only and its gradient replaces the taps'."""
-    conv, normalise = _implementation(x), _softmax_implementation(x)
-    taps = normalise.softmax(logits)
-    for_x = conv.input_gradient(grad, taps, before, x.shape[1])
-    return for_x, normalise.softmax_gradient_(conv.tap_gradient(grad, x, before, taps.shape), taps)
+    kernel = choose("conv", x)
+    taps = kernel.softmax(logits)
+    for_x = kernel.input_gradient(grad, taps, before, x.shape[1])
+    return for_x, kernel.softmax_gradient_(kernel.tap_gradient(grad, x, before, taps.shape), taps)
 
 
 @_softmax_tap_conv.register_fake

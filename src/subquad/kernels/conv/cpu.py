@@ -45,6 +45,9 @@ from subquad.kernels.numba_tools import (
     vector_at,
     view,
 )
+from subquad.kernels.numba_tools import why_unavailable as why_unavailable
+from subquad.kernels.softmax_cpu import softmax as softmax
+from subquad.kernels.softmax_cpu import softmax_gradient_ as softmax_gradient_
 
 SEGMENT = 64
 """Rows of one task of a thread."""

@@ -1,4 +1,4 @@
-"""Linear attention through positive exponential features, in tiles that stay in the cache.
+"""Linear attention through positive exponential features.
 
 With y = W t d^(-1/4) and c = |t|^2 d^(-1/2) / 2 for queries and keys t of a head, and levels M that keep exponentials
 in range (constants for the gradient):
@@ -7,20 +7,15 @@ in range (constants for the gradient):
     S = sum_j (phi(k_j) + floor) v_j^T,   z = sum_j phi(k_j) + floor
     y_i = (phi(q_i) + floor) S / max((phi(q_i) + floor).z, least)
 
-The floor goes to sums, never to all features. Levels depend on all keys, so there are two operations: the first gives
-y, c and the largest y of each token, of which the caller makes the levels; the second is the attention. Threads take
-sequences or heads; within one, work goes by tiles, some positions of its heads, read from the projections and written
-to their gradient in place. Training keeps the features phi: to compute the exponentials again takes longer.
+Levels depend on all keys, so there are two functions: the first gives y, c and the largest y of each token, of which
+the caller makes the levels; the second is the attention.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from subquad.kernels.feature_attention.tiles import Part, Tile, parts_of, per_row, tiles_of
-from subquad.kernels.parallel import for_each
+from subquad.kernels.dispatch import choose
 
 
 class Scores(NamedTuple):
@@ -32,284 +27,17 @@ class Scores(NamedTuple):
 
 
 def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
-    """Scores of projections qkv (batch, time, 3, heads, d) with W (heads, m, d). No gradient flows through them."""
-    return Scores(*torch.ops.subquad.feature_scores(qkv.detach(), matrix.detach()))
+    """Scores of projections qkv (batch, time, 3, heads, d) with W (heads, m, d), for the attention of the same two."""
+    return choose("feature_attention", qkv).feature_scores(qkv, matrix)
 
 
 def feature_attention(
-    qkv: Tensor, matrix: Tensor, scores: Scores, level: Tensor, tokens: Tensor | None, floor: float, least: float
+    qkv: Tensor, matrix: Tensor, scores: Scores, level: Tensor, mask: Tensor | None, floor: float, least: float
 ) -> Tensor:
     """y (batch, time, heads, d) of projections qkv (batch, time, 3, heads, d) with W = matrix (heads, m, d).
 
-    scores: those of the same qkv and matrix. level: M, broadcastable to (2, batch, heads, time). tokens: (batch, time)
+    scores: those of the same qkv and matrix. level: M, broadcastable to (2, batch, heads, time). mask: (batch, time)
     bool, False for positions that are no keys; None: all are.
     """
-    trains = torch.is_grad_enabled() and (qkv.requires_grad or matrix.requires_grad)
-    shift = -scores.c - (level.detach() + math.log(matrix.shape[1]) / 2)
-    return torch.ops.subquad.feature_attention(qkv, matrix, scores.y, shift, tokens, floor, least, trains)[0]
-
-
-# ---------------------------------------------------------------------- scores
-
-
-@torch.library.custom_op("subquad::feature_scores", mutates_args=())
-def _scores(qkv: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, time, _, heads, width = qkv.shape
-    y = qkv.new_empty(2, batch, heads, time, matrix.shape[1])
-    c, level = (qkv.new_empty(2, batch, heads, time) for _ in range(2))
-    to_features = (matrix * width**-0.25).transpose(1, 2)
-
-    def score(part: Part) -> None:
-        own, own_features = part.flat(qkv), to_features[part.heads]
-        for tile in tiles_of(own, matrix.shape[1]):
-            for side in range(2):
-                t = tile.packed(own[:, :, side])
-                features = per_row(own_features, t.shape[0] // own_features.shape[0])
-                tile_y = torch.bmm(t, features, out=tile.of(part.of(y[side])))
-                torch.amax(tile_y, -1, out=tile.of(part.of(level[side])))
-                torch.sum(t.square(), -1, out=tile.of(part.of(c[side])))
-
-    for_each(score, parts_of(qkv))
-    return y, c.mul_(width**-0.5 / 2), level
-
-
-@_scores.register_fake
-def _fake_scores(qkv: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, time, _, heads, _ = qkv.shape
-    y = qkv.new_empty(2, batch, heads, time, matrix.shape[1])
-    return y, qkv.new_empty(2, batch, heads, time), qkv.new_empty(2, batch, heads, time)
-
-
-# ---------------------------------------------------------------------- attention
-
-
-class Sums(NamedTuple):
-    """S: values (batch, heads, m, d), and z: counts (batch, heads, m, 1). Their gradients, too."""
-
-    values: Tensor
-    counts: Tensor
-
-    def add_floor(self, values: Tensor, counts: Tensor | int, floor: float) -> None:
-        """The floor's part of every feature, of sums (batch, heads or 1, 1, d or 1) over tokens."""
-        self.values.add_(values, alpha=floor)
-        self.counts.add_(counts, alpha=floor)
-
-
-@torch.library.custom_op("subquad::feature_attention", mutates_args=())
-def _forward(
-    qkv: Tensor,
-    matrix: Tensor,
-    scores: Tensor,
-    shift: Tensor,
-    tokens: Tensor | None,
-    floor: float,
-    least: float,
-    trains: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, phi (2, batch, heads, time, m; empty unless training), S, z, unclamped divisors (batch, heads, time, 1)."""
-    y, kept, values, counts, below = _allocate(qkv, matrix, trains)
-    values.zero_()
-    counts.zero_()
-
-    def mix(part: Part) -> None:
-        sums = Sums(part.of(values), part.of(counts))
-        query_phi, key_phi = (part.of(kept[side]) if trains else None for side in range(2))
-        there = None if tokens is None else tokens[part.rows]
-        _sum_keys(part.flat(qkv), part.of(scores[1]), part.of(shift[1]), there, floor, key_phi, sums)
-        own = part.of(scores[0]), part.of(shift[0])
-        _read_sums(own, query_phi, sums, floor, least, part.flat(y), part.of(below))
-
-    for_each(mix, parts_of(qkv))
-    return y, kept, values, counts, below
-
-
-def _read_sums(
-    own: tuple[Tensor, Tensor], kept: Tensor | None, sums: Sums, floor: float, least: float, y: Tensor, below: Tensor
-) -> None:
-    """Fills y (batch, time, heads, d) and the divisors. own: scores and shift of the queries."""
-    floor_values, floor_counts = (part.sum(-2, keepdim=True).mul_(floor) for part in sums)
-    for tile in tiles_of(y, own[0].shape[-1]):
-        phi = _exponentials(*own, tile, kept)
-        above = torch.bmm(phi, tile.sums(sums.values)).add_(tile.sums(floor_values))
-        divisor = torch.bmm(phi, tile.sums(sums.counts)).add_(tile.sums(floor_counts))
-        tile.of(below).copy_(divisor)
-        divisor.clamp_(min=least).reciprocal_()
-        target = tile.spread(y)
-        torch.mul(above.view(target.shape), divisor.view(*target.shape[:3], 1), out=target)
-
-
-def _sum_keys(
-    qkv: Tensor, scores: Tensor, shift: Tensor, tokens: Tensor | None, floor: float, kept: Tensor | None, sums: Sums
-) -> None:
-    """Adds up S and z, from zeros, and keeps phi of the keys: zeros where there is none."""
-    batch, time, _, heads, width = qkv.shape
-    total = qkv.new_zeros(batch, heads, 1, width)
-    for tile in tiles_of(qkv, scores.shape[-1]):
-        phi, v = _exponentials(scores, shift, tile, kept), tile.packed(qkv[:, :, 2])
-        if tokens is not None:
-            _clear_absent(phi, tokens, tile)
-            v = _clear_absent(v.clone(), tokens, tile)  # a packed copy that was not needed is the input itself
-        tile.sums(sums.values).baddbmm_(phi.transpose(1, 2), v)
-        tile.sums(sums.counts).add_(phi.sum(1).unsqueeze(-1))
-        tile.sums(total).add_(v.sum(1, keepdim=True))
-    number = time if tokens is None else tokens.sum(1).to(qkv.dtype).view(-1, 1, 1, 1)
-    sums.add_floor(total, number, floor)
-
-
-def _exponentials(scores: Tensor, shift: Tensor, tile: Tile, kept: Tensor | None) -> Tensor:
-    """phi = exp(scores + shift) of a tile: (rows * heads, times, m); in `kept`, if there is one."""
-    shifted = torch.add(tile.of(scores), tile.of(shift).unsqueeze(-1))
-    return torch.exp(shifted, out=shifted if kept is None else tile.of(kept))
-
-
-def _clear_absent(x: Tensor, tokens: Tensor, tile: Tile) -> Tensor:
-    """x (rows * heads, times, ...) with zeros, in place, where there is no key."""
-    absent = tokens[tile.rows, None, tile.times, None].logical_not()
-    x.unflatten(0, (absent.shape[0], -1)).masked_fill_(absent, 0)
-    return x
-
-
-def _allocate(qkv: Tensor, matrix: Tensor, trains: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Room for what `_forward` gives."""
-    batch, time, _, heads, width = qkv.shape
-    features = matrix.shape[1]
-    return (
-        qkv.new_empty(batch, time, heads, width),
-        qkv.new_empty((2, batch, heads, time, features) if trains else (2, 0)),
-        qkv.new_empty(batch, heads, features, width),
-        qkv.new_empty(batch, heads, features, 1),
-        qkv.new_empty(batch, heads, time, 1),
-    )
-
-
-# ---------------------------------------------------------------------- gradients
-
-
-@torch.library.custom_op("subquad::feature_attention_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    y: Tensor,
-    phi: Tensor,
-    values: Tensor,
-    counts: Tensor,
-    below: Tensor,
-    qkv: Tensor,
-    matrix: Tensor,
-    tokens: Tensor | None,
-    floor: float,
-    least: float,
-    learns: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of qkv, and of W where that learns (else empty)."""
-    d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-
-    def differentiate(part: Part) -> Tensor:
-        inputs = Inputs(part.flat(qkv), matrix[part.heads], part.flat(d_qkv), learns)
-        sums, own_phi = Sums(part.of(values), part.of(counts)), [part.of(phi[side]) for side in range(2)]
-        d_sums = _queries_backward(
-            part.flat(grad), part.flat(y), own_phi[0], sums, part.of(below), inputs, floor, least
-        )
-        _keys_backward(own_phi[1], d_sums, inputs, None if tokens is None else tokens[part.rows], floor)
-        return inputs.d_matrix
-
-    parts = parts_of(qkv)
-    gradients = for_each(differentiate, parts)
-    d_matrix = torch.zeros_like(matrix) if learns else matrix.new_empty(0)
-    if learns:
-        for part, gradient in zip(parts, gradients, strict=True):
-            d_matrix[part.heads] += gradient
-    return d_qkv, d_matrix
-
-
-def _keys_backward(phi: Tensor, d_sums: Sums, inputs: "Inputs", tokens: Tensor | None, floor: float) -> None:
-    """Gradients of keys and values, which go to `inputs`."""
-    floor_values = d_sums.values.sum(-2, keepdim=True).mul_(floor)
-    for tile in tiles_of(inputs.qkv, phi.shape[-1]):
-        key, v, d_values = tile.of(phi), tile.packed(inputs.qkv[:, :, 2]), tile.sums(d_sums.values)
-        d_phi = torch.bmm(v, d_values.transpose(1, 2)).add_(tile.sums(d_sums.counts).transpose(1, 2))
-        inputs.add(d_phi.mul_(key), 1, tile)
-        d_v = torch.bmm(key, d_values).add_(tile.sums(floor_values))
-        if tokens is not None:
-            _clear_absent(d_v, tokens, tile)
-        target = tile.spread(inputs.d_qkv[:, :, 2])
-        target.copy_(d_v.view(target.shape))
-
-
-def _queries_backward(
-    grad: Tensor, y: Tensor, phi: Tensor, sums: Sums, below: Tensor, inputs: "Inputs", floor: float, least: float
-) -> Sums:
-    """Gradients of S and z; those of queries go to `inputs`."""
-    d_sums = Sums(torch.zeros_like(sums.values), torch.zeros_like(sums.counts))
-    total, total_below = torch.zeros_like(sums.values[:, :, :1]), torch.zeros_like(sums.counts[:, :, :1])
-    inverse, unclamped = below.clamp(min=least).reciprocal_(), below >= least
-    for tile in tiles_of(y, sums.values.shape[2]):
-        query, out = tile.of(phi), tile.spread(y)
-        d_above = torch.mul(
-            tile.spread(grad),
-            inverse[tile.rows, :, tile.times],
-            out=torch.empty_like(out, memory_format=torch.contiguous_format),
-        )
-        d_below = (d_above * out).sum(-1, keepdim=True).mul_(unclamped[tile.rows, :, tile.times]).neg_().flatten(0, 1)
-        d_above = d_above.flatten(0, 1)
-        d_phi = torch.bmm(d_above, tile.sums(sums.values).transpose(1, 2))
-        d_phi.addcmul_(d_below, tile.sums(sums.counts).transpose(1, 2))
-        inputs.add(d_phi.mul_(query), 0, tile)
-        tile.sums(d_sums.values).baddbmm_(query.transpose(1, 2), d_above)
-        tile.sums(d_sums.counts).baddbmm_(query.transpose(1, 2), d_below)
-        tile.sums(total).add_(d_above.sum(1, keepdim=True))
-        tile.sums(total_below).add_(d_below.sum(1, keepdim=True))
-    d_sums.add_floor(total, total_below, floor)
-    return d_sums
-
-
-class Inputs:
-    """Queries, keys and W of a part, with room for their gradients."""
-
-    def __init__(self, qkv: Tensor, matrix: Tensor, d_qkv: Tensor, learns: bool) -> None:
-        self.qkv, self.d_qkv, self.scale = qkv, d_qkv, matrix.shape[-1] ** -0.25
-        self.scaled = matrix * self.scale
-        self.d_matrix = torch.zeros_like(matrix) if learns else matrix.new_empty(0)
-
-    def add(self, d_y: Tensor, part: int, tile: Tile) -> None:
-        """From the gradient of y - c (rows * heads, times, m) to that of queries (part 0) or keys (1), and of W."""
-        t, target = tile.spread(self.qkv[:, :, part]), tile.spread(self.d_qkv[:, :, part])
-        d_c = d_y.sum(-1).mul_(self.scale**2).view(*target.shape[:3], 1)
-        d_t = torch.bmm(d_y, per_row(self.scaled, target.shape[0]))
-        torch.addcmul(d_t.view(target.shape), t, d_c, value=-1, out=target)
-        if self.d_matrix.numel():
-            by_row = torch.bmm(d_y.transpose(1, 2), tile.packed(self.qkv[:, :, part]))
-            self.d_matrix.add_(by_row.view(-1, *self.scaled.shape).sum(0), alpha=self.scale)
-
-
-# ---------------------------------------------------------------------- for torch.compile and autograd
-
-
-@_forward.register_fake
-def _fake_forward(qkv: Tensor, matrix: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _allocate(qkv, matrix, others[-1])
-
-
-@_backward.register_fake
-def _fake_backward(grad: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    qkv, matrix, learns = others[5], others[6], others[-1]
-    d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    d_matrix = torch.empty_like(matrix, memory_format=torch.contiguous_format) if learns else matrix.new_empty(0)
-    return d_qkv, d_matrix
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    qkv, matrix, _, _, tokens, ctx.floor, ctx.least, _ = inputs
-    ctx.save_for_backward(*output, qkv, matrix, tokens)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:  # nothing depends on y
-        return (None,) * 8
-    learns = ctx.needs_input_grad[1]
-    settings = (ctx.floor, ctx.least, learns)
-    d_qkv, d_matrix = torch.ops.subquad.feature_attention_backward(grad, *ctx.saved_tensors, *settings)
-    return d_qkv, d_matrix if learns else None, *(None,) * 6
-
-
-_forward.register_autograd(_differentiate, setup_context=_remember)
+    kernel = choose("feature_attention", qkv)
+    return kernel.feature_attention(qkv, matrix, scores, level.detach(), mask, floor, least)

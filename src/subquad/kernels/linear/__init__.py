@@ -11,21 +11,20 @@ along.
 Both are for inference. numba runs them on the CPU (cpu.py), torch elsewhere.
 """
 
-import importlib
 import sys
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels import dispatch, tracing
+from subquad.kernels import tracing
+from subquad.kernels.dispatch import choose
+from subquad.kernels.linear.reference import INT8_LARGEST
 
 FEW_ROWS = 16
 """Up to so many rows the time of reading the weights decides, which torch's products reach half of."""
-INT8_LARGEST = 127
 
 
 def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -42,18 +41,16 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 def few_rows_map(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x -> few_rows_linear(x, weight, bias), for weights that stay where they are: they are looked at once only."""
     whole = partial(few_rows_linear, weight=weight, bias=bias)
-    if not _plain(weight, weight) or dispatch.chosen(weight) != "cpu":
+    if not _plain(weight, weight):
         return whole
-    return _called_directly(_numba().linear_by(weight, bias), whole, weight, FEW_ROWS)
+    return _called_directly(choose("linear", weight).linear_by(weight, bias), whole, weight, FEW_ROWS)
 
 
 def int8_map(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x -> int8_linear(x, *to_int8(weight), bias); what the kernel needs of the weights is made once."""
     values, scale = to_int8(weight)
     whole = partial(int8_linear, values=values, scale=scale, bias=bias)
-    if weight.device.type != "cpu" or dispatch.chosen(weight) != "cpu":
-        return whole
-    kernel = _numba().int8_linear_by(values, scale, bias, largest_input(weight.shape[1]))
+    kernel = choose("linear", scale).int8_linear_by(values, scale, bias)
     return _called_directly(kernel, whole, weight, sys.maxsize)
 
 
@@ -89,17 +86,6 @@ def to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return whole.to(torch.int8), scale
 
 
-def largest_input(width: int) -> int:
-    """The largest integer that inputs are rounded to: sums of `width` products stay below 2^31."""
-    return min(2**15 - 1, (2**31 - 1) // (INT8_LARGEST * width))
-
-
-@cache
-def _numba() -> Any:
-    """The kernels; numba takes long to import."""
-    return importlib.import_module("subquad.kernels.linear.cpu")
-
-
 def _plain(x: Tensor, weight: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32 and weight.is_contiguous()
 
@@ -112,23 +98,11 @@ def _differentiates(*tensors: Tensor) -> bool:
 
 
 def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if dispatch.chosen(x) != "cpu":
-        return F.linear(x, weight, bias)
-    return _numba().linear_by(weight, bias)(x)
+    return choose("linear", x).linear_by(weight, bias)(x)
 
 
 def _int8(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    if dispatch.chosen(x) != "cpu":
-        return _int8_reference(x, values, scale, bias)
-    return _numba().int8_linear_by(values, scale, bias, largest_input(x.shape[1]))(x)
-
-
-def _int8_reference(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """The definition. Floats hold the integers; from 2^24 on their sums are rounded."""
-    x_scale = x.abs().amax(1, keepdim=True) / largest_input(x.shape[1])
-    whole = (x / x_scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
-    y = F.linear(whole, values.float()) * (x_scale * scale)
-    return y if bias is None else y + bias
+    return choose("linear", x).int8_linear_by(values, scale, bias)(x)
 
 
 _few_rows_op = torch.library.custom_op("subquad::few_rows_linear", _few_rows, mutates_args=())

@@ -22,6 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
+from subquad.kernels.linear.reference import largest_input
 from subquad.kernels.numba_tools import (
     add_neighbours,
     compiled,
@@ -35,7 +36,9 @@ from subquad.kernels.numba_tools import (
     vector_at,
     view,
 )
+from subquad.kernels.numba_tools import why_unavailable as why_unavailable
 
+DTYPES = (torch.float32,)
 OUTPUTS = 4
 """Output channels whose sums are added up and written together."""
 TASK_BYTES = 1 << 14
@@ -186,11 +189,12 @@ def linear_by(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]
     return _of_rows(multiply, weight)
 
 
-def int8_linear_by(weight: Tensor, scale: Tensor, bias: Tensor | None, largest: int) -> Callable[[Tensor], Tensor]:
+def int8_linear_by(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x (..., in) float32 -> (..., out), of weight (out, in) int8, scale and bias (out,) float32.
 
-    Rows of x are rounded to integers of magnitude `largest` at most.
+    Rows of x are rounded to integers of magnitude `largest_input` at most.
     """
+    largest = largest_input(weight.shape[1])
     weights, scales, biases, task = view(weight), view(scale), _view_or_none(bias), _task_outputs(weight)
 
     def multiply(y: np.ndarray, x: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""The causal scan of linear attention as Triton kernels: the same function as `causal_sums` of `__init__.py`.
+"""The causal scan of linear attention as Triton kernels: see `__init__.py`.
 
     y_i = q_i^T S_i        S_i = sum_{j <= i} exp(level_j - level_i) k_j v_j^T + exp(level_before - level_i) before
 
@@ -26,7 +26,7 @@ TILE = 32  # widths are worked on in pieces of this size
 SMALLEST = 16  # the smallest side that tl.dot takes
 
 
-def causal_scan(
+def causal_sums(
     q: Tensor, k: Tensor, v: Tensor, level: Tensor, before: Tensor, level_before: Tensor
 ) -> tuple[Tensor, Tensor]:
     """y (batch, heads, time, channels) and the last S (batch, heads, width, channels), by the equation above.

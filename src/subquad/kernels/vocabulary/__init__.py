@@ -4,31 +4,25 @@ log_sum_exp(values)[r]        log sum_i exp(values[r, i])
 largest(values, count)[r]     the `count` largest entries of a row, the largest first, and where they stand
 """
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
-from subquad.kernels import dispatch, tracing
+from subquad.kernels import tracing
+from subquad.kernels.dispatch import choose
+from subquad.kernels.vocabulary import reference
 
 
 def log_sum_exp(values: Tensor) -> Tensor:
     """(rows, V) -> (rows,)."""
-    if _compiled_for(values):
-        from subquad.kernels.vocabulary import cpu
-
-        return cpu.log_sum_exp(values)
-    return values.logsumexp(-1)
+    return _kernel(values).log_sum_exp(values)
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(rows, V) -> values and int64 places, (rows, count) each; count <= V. Of equal entries any may come first."""
-    if _compiled_for(values):
-        from subquad.kernels.vocabulary import cpu
-
-        return cpu.largest(values, count)
-    return values.topk(count, -1)
+    return _kernel(values).largest(values, count)
 
 
-def _compiled_for(values: Tensor) -> bool:
-    if tracing.is_tracing() or values.dtype not in (torch.float32, torch.float64):
-        return False
-    return dispatch.chosen(values) == "cpu"
+def _kernel(values: Tensor) -> Any:
+    """A compiled graph takes torch's own functions, which need no `torch.library` operation around them."""
+    return reference if tracing.is_tracing() else choose("vocabulary", values)

@@ -32,7 +32,10 @@ from subquad.kernels.numba_tools import (
     vector_at,
     view,
 )
+from subquad.kernels.numba_tools import why_unavailable as why_unavailable
 from subquad.kernels.softmax_cpu import exponential
+
+DTYPES = (torch.float32, torch.float64)
 
 
 def _raising(width: int) -> Callable[..., None]:

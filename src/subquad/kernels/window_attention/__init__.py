@@ -1,314 +1,72 @@
-"""Attention inside windows of a sequence, jointly with summaries of the rest, without a matrix of the whole.
+"""Attention inside windows, jointly with summaries of the rest.
 
-Positions are read in windows of w. The keys of a window reach `before` positions further back and `after` further on;
-beside them every query may look at far keys, which all windows share:
+Positions are read in windows of w. The keys of a window begin `look_back` positions before it and end `look_forward`
+positions after it. Beside them every query may look at summaries, which all windows share:
 
-    y_i = sum_j A_ij v_j + sum_c A_ic u_c,   A_i = softmax of [s q_i.k_j + b(i, j), j reachable | s q_i.f_c, c visible]
+    y_i = sum_j A_ij v_j + sum_c A_ic u_c
+    A_i = softmax over [s q_i.k_j + b(i, j), all keys j of i's window | s q_i.f_c, all summaries c],    s = d^-1/2
 
-Heads are spread over threads. Within one, work goes by tiles: some windows, whose logits fit the cache. Per tile there
-is one batched product for the logits and one for the values, with far keys set beside those of each window. Training
-keeps the probabilities.
+On a grid windows are squares of w x w cells, which look as far in all four directions. Windows are counted row by row,
+and so are the cells in a window.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels.parallel import for_each
-
-TILE_ELEMENTS = 2**20
-"""Logits of a tile: 4 MiB in float32. Larger tiles leave the cache, smaller ones cost calls."""
-
-NEVER = torch.finfo(torch.float32).min
+from subquad.kernels.dispatch import choose
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How queries, keys and far keys relate."""
+class Windows(NamedTuple):
+    """Where the windows lie and which keys a query sees."""
 
-    window: int
-    before: int
-    after: int
-    causal: bool
-    chunk: int
-    """0: all far keys are visible. Else far key c sums up `chunk` positions from c * chunk on, for those after them."""
+    shape: tuple[int, ...]
+    """(time,), or (rows, columns) of a grid; multiples of the size."""
+    size: int
+    look_back: int = 0
+    look_forward: int = 0
+    causal: bool = False
+    """Whether keys after the query are hidden. Only sequences can be causal."""
 
     @property
     def keys(self) -> int:
-        return self.before + self.window + self.after
+        """Keys of a window, along one axis."""
+        return self.look_back + self.size + self.look_forward
+
+
+class Summaries(NamedTuple):
+    """Keys f and values u that stand for parts of the sequence."""
+
+    k: Tensor
+    """(batch, heads, n, d)."""
+    v: Tensor
+    """(batch, heads, n, d)."""
+    mask: Tensor | None = None
+    """(batch or 1, n) bool, False for summaries that do not exist; None: all exist."""
+    chunk: int | Tensor = 0
+    """0: every query sees all summaries. Else summary c stands for the positions c chunk .. (c + 1) chunk - 1, and only
+    positions after these see it. A tensor (batch, 1) int64 gives each row of the batch its own chunk size."""
 
 
 def window_attention(
     qkv: Tensor,
-    far_k: Tensor | None,
-    far_v: Tensor | None,
-    bias: Tensor | None,
-    tokens: Tensor | None,
-    far_exists: Tensor | None,
-    shape: Shape,
+    windows: Windows,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    summaries: Summaries | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
-    """y (batch, time, heads, d) of projections qkv (batch, time, 3, heads, d), time a multiple of the window.
+    """y (batch, N, heads, d) of projections qkv (batch, N, 3, heads, d) of the N positions or cells.
 
-    far_k, far_v: (batch, heads, far, d). bias: (heads or 1, window, keys). tokens: (batch or 1, time) bool, False for
-    positions that are no keys. far_exists: (batch or 1, far) bool. None: no far keys, no bias, everything is there.
+    bias: b (heads or 1, queries, keys) of a window. mask: (batch or 1, N) bool, False for positions that are no keys.
+    dropout: the rate at which entries of A are dropped.
     """
-    inputs = (qkv, far_k, far_v, bias)
-    trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-    sizes = (shape.window, shape.before, shape.after, shape.causal, shape.chunk)
-    return torch.ops.subquad.window_attention(*inputs, tokens, far_exists, *sizes, trains)[0]
-
-
-class Tile(NamedTuple):
-    """Some windows of one sequence, or all windows of some sequences; and how many far keys its last query sees."""
-
-    rows: slice
-    windows: slice
-    far: int
-
-
-class Tiling:
-    """What forward and backward share: the tiles of a head, and which logits are hidden in them."""
-
-    def __init__(self, qkv: Tensor, far_k: Tensor | None, shape: Shape) -> None:
-        self.shape, self.device = shape, qkv.device
-        self.batch, time, _, self.heads, self.width = qkv.shape
-        self.scale = self.width**-0.5
-        self.windows = time // shape.window
-        self.far = 0 if far_k is None else far_k.shape[2]
-
-    def __iter__(self) -> Iterator[Tile]:
-        shape = self.shape
-        most = max(1, TILE_ELEMENTS // (shape.window * (shape.keys + self.far)))
-        if most >= self.windows:
-            for row in range(0, self.batch, most // self.windows):
-                yield Tile(slice(row, row + most // self.windows), slice(0, self.windows), self.far)
-            return
-        for row in range(self.batch):
-            for first in range(0, self.windows, most):
-                last = min(first + most, self.windows)
-                far = min(self.far, (last * shape.window - 1) // shape.chunk) if shape.chunk else self.far
-                yield Tile(slice(row, row + 1), slice(first, last), far)
-
-    def kept(self) -> tuple[int, int]:
-        """Room for the probabilities of all tiles of each head. Where tiles see fewer far keys, less is used."""
-        return self.heads, self.batch * self.windows * self.shape.window * (self.shape.keys + self.far)
-
-    def hide(self, logits: Tensor, tile: Tile, tokens: Tensor | None, far_exists: Tensor | None) -> None:
-        """Takes keys that are no tokens, later and unseen ones out of logits (rows, windows, w, keys + far)."""
-        shape = self.shape
-        near, far = logits[..., : shape.keys], logits[..., shape.keys :]
-        if tokens is not None:
-            there = F.pad(tokens, (shape.before, shape.after)).unfold(1, shape.keys, shape.window)
-            near.masked_fill_(~_rows(there, tile)[:, tile.windows, None], NEVER)
-        else:
-            self._hide_outside(near, tile)
-        if shape.causal:
-            place = torch.arange(shape.window, device=self.device)[:, None] + shape.before
-            near.masked_fill_(torch.arange(shape.keys, device=self.device) > place, NEVER)
-        if tile.far and shape.chunk:
-            # only the chunks that end within the tile are seen by some of its queries and not by others
-            begin, end = tile.windows.start * shape.window, tile.windows.stop * shape.window
-            new = begin // shape.chunk
-            current = torch.arange(begin, end, device=self.device)[:, None] // shape.chunk
-            unseen = torch.arange(new, tile.far, device=self.device) >= current
-            far[..., new:].masked_fill_(unseen.unflatten(0, (-1, shape.window)), NEVER)
-        if tile.far and far_exists is not None:
-            far.masked_fill_(~_rows(far_exists, tile)[:, None, None, : tile.far], NEVER)
-
-    def _hide_outside(self, near: Tensor, tile: Tile) -> None:
-        """Keys before the sequence and after it, which only the outermost windows reach."""
-        shape = self.shape
-        for number, window in enumerate(range(tile.windows.start, tile.windows.stop)):
-            start = window * shape.window - shape.before
-            beyond = start + shape.keys - self.windows * shape.window
-            if start < 0:
-                near[:, number, :, :-start] = NEVER
-            if beyond > 0:
-                near[:, number, :, shape.keys - beyond :] = NEVER
-
-
-def _rows(x: Tensor, tile: Tile) -> Tensor:
-    """The tile's rows of (batch or 1, ...)."""
-    return x if x.shape[0] == 1 else x[tile.rows]
-
-
-def _by_window(x: Tensor, tile: Tile, shape: Shape) -> Tensor:
-    """The tile's windows of x (batch, time, d), without reach: (rows, windows, window, d), a view."""
-    return x[tile.rows].unflatten(1, (-1, shape.window))[:, tile.windows]
-
-
-def _reachable(x: Tensor, tile: Tile, shape: Shape, far: Tensor | None) -> Tensor:
-    """Keys (or values) of a tile: (rows * windows, keys + far, d).
-
-    x: (batch, before + time + after, d), of which windows reach parts; far: (batch, far, d), beside them everywhere.
-    """
-    near = x[tile.rows].unfold(1, shape.keys, shape.window).transpose(2, 3)[:, tile.windows]
-    if far is not None and tile.far:
-        near = torch.cat([near, far[tile.rows, None, : tile.far].expand(-1, near.shape[1], -1, -1)], 2)
-    return near.flatten(0, 1)
-
-
-def _add_reachable(total: Tensor, windows: Tensor, tile: Tile, shape: Shape) -> None:
-    """Transposes `_reachable` for near keys: adds (rows, windows, keys, d) to (batch, before + time + after, d)."""
-    # Windows stand a window apart, so pieces of at most that length can be added to all of them at once.
-    for begin in range(0, shape.keys, shape.window):
-        length = min(shape.window, shape.keys - begin)
-        start = tile.windows.start * shape.window + begin
-        part = total[tile.rows, start : start + (windows.shape[1] - 1) * shape.window + length]
-        part.unfold(1, length, shape.window).transpose(2, 3).add_(windows[:, :, begin : begin + length])
-
-
-def _packed(qkv: Tensor, head: int, shape: Shape) -> list[Tensor]:
-    """q (batch, time, d) and k, v (batch, before + time + after, d) of a head.
-
-    Copies: products of rows that lie a whole projection apart run at half the speed.
-    """
-    q, k, v = (qkv[:, :, part, head] for part in range(3))
-    if not (shape.before or shape.after):
-        return [q.contiguous(), k.contiguous(), v.contiguous()]
-    return [q.contiguous(), *(F.pad(part, (0, 0, shape.before, shape.after)) for part in (k, v))]
-
-
-def _of_head(far: Tensor | None, head: int) -> Tensor | None:
-    return None if far is None else far[:, head]
-
-
-@torch.library.custom_op("subquad::window_attention", mutates_args=())
-def _forward(
-    qkv: Tensor,
-    far_k: Tensor | None,
-    far_v: Tensor | None,
-    bias: Tensor | None,
-    tokens: Tensor | None,
-    far_exists: Tensor | None,
-    window: int,
-    before: int,
-    after: int,
-    causal: bool,
-    chunk: int,
-    trains: bool,
-) -> tuple[Tensor, Tensor]:
-    """y, and the probabilities of all tiles, one after the other (empty unless training)."""
-    shape = Shape(window, before, after, causal, chunk)
-    tiling = Tiling(qkv, far_k, shape)
-    y = qkv.new_empty(qkv.shape[0], qkv.shape[1], tiling.heads, tiling.width)
-    kept = qkv.new_empty(tiling.kept() if trains else 0)
-
-    def mix(head: int) -> None:
-        done = 0
-        q, k, v = _packed(qkv, head, shape)
-        q = q * tiling.scale  # not in place: a copy that was not needed is the input itself
-        for tile in tiling:
-            tile_q = _by_window(q, tile, shape)
-            logits = torch.bmm(tile_q.flatten(0, 1), _reachable(k, tile, shape, _of_head(far_k, head)).transpose(1, 2))
-            by_row = logits.unflatten(0, tile_q.shape[:2])
-            if bias is not None:
-                by_row[..., : shape.keys] += bias[min(head, bias.shape[0] - 1)]
-            tiling.hide(by_row, tile, tokens, far_exists)
-            chances = kept[head, done : done + logits.numel()].view_as(logits) if trains else logits
-            torch.softmax(logits, -1, out=chances)
-            done += logits.numel()
-            mixed = torch.bmm(chances, _reachable(v, tile, shape, _of_head(far_v, head)))
-            _by_window(y[:, :, head], tile, shape).copy_(mixed.view_as(tile_q))
-
-    for_each(mix, range(tiling.heads))
-    return y, kept
-
-
-@torch.library.custom_op("subquad::window_attention_backward", mutates_args=())
-def _backward(
-    grad: Tensor,
-    kept: Tensor,
-    qkv: Tensor,
-    far_k: Tensor | None,
-    far_v: Tensor | None,
-    bias: Tensor | None,
-    window: int,
-    before: int,
-    after: int,
-    causal: bool,
-    chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of qkv, far_k, far_v and bias; those of what is absent are empty."""
-    shape = Shape(window, before, after, causal, chunk)
-    tiling = Tiling(qkv, far_k, shape)
-    d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    d_far_k, d_far_v = (qkv.new_empty(0) if t is None else torch.zeros_like(t) for t in (far_k, far_v))
-    d_bias = qkv.new_zeros((0,) if bias is None else (tiling.heads, *bias.shape[1:]))  # heads may share a bias
-    inner = slice(before, before + qkv.shape[1])
-
-    def differentiate(head: int) -> None:
-        done = 0
-        q, k, v = _packed(qkv, head, shape)
-        d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
-        for tile in tiling:
-            tile_q = _by_window(q, tile, shape)
-            shape_q, tile_q = tile_q.shape, tile_q.flatten(0, 1)
-            tile_g = _by_window(grad[:, :, head], tile, shape).flatten(0, 1)
-            tile_k = _reachable(k, tile, shape, _of_head(far_k, head))
-            tile_v = _reachable(v, tile, shape, _of_head(far_v, head))
-            count = tile_q.shape[0] * window * tile_k.shape[1]
-            chances = kept[head, done : done + count].view(-1, window, tile_k.shape[1])
-            done += count
-            d_chances = torch.bmm(tile_g, tile_v.transpose(1, 2))
-            d_logits = torch._softmax_backward_data(d_chances, chances, -1, chances.dtype).mul_(tiling.scale)
-            _by_window(d_qkv[:, :, 0, head], tile, shape).copy_(torch.bmm(d_logits, tile_k).view(shape_q))
-            tile_d_k = torch.bmm(d_logits.transpose(1, 2), tile_q).unflatten(0, shape_q[:2])
-            tile_d_v = torch.bmm(chances.transpose(1, 2), tile_g).unflatten(0, shape_q[:2])
-            _add_reachable(d_k, tile_d_k[:, :, : shape.keys], tile, shape)
-            _add_reachable(d_v, tile_d_v[:, :, : shape.keys], tile, shape)
-            if tile.far:
-                d_far_k[tile.rows, head, : tile.far] += tile_d_k[:, :, shape.keys :].sum(1)
-                d_far_v[tile.rows, head, : tile.far] += tile_d_v[:, :, shape.keys :].sum(1)
-            if bias is not None:
-                d_bias[head] += d_logits[..., : shape.keys].sum(0).div_(tiling.scale)
-        d_qkv[:, :, 1, head].copy_(d_k[:, inner])
-        d_qkv[:, :, 2, head].copy_(d_v[:, inner])
-
-    for_each(differentiate, range(tiling.heads))
-    shared = bias is not None and bias.shape[0] < tiling.heads
-    return d_qkv, d_far_k, d_far_v, d_bias.sum(0, keepdim=True) if shared else d_bias
-
-
-@_forward.register_fake
-def _fake_forward(qkv: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    window, before, after, causal, chunk, trains = others[-6:]
-    tiling = Tiling(qkv, others[0], Shape(window, before, after, causal, chunk))
-    y = qkv.new_empty(tiling.batch, qkv.shape[1], tiling.heads, tiling.width)
-    return y, qkv.new_empty(tiling.kept() if trains else 0)
-
-
-@_backward.register_fake
-def _fake_backward(
-    grad: Tensor,  # noqa: ARG001
-    kept: Tensor,  # noqa: ARG001
-    qkv: Tensor,
-    far_k: Tensor | None,
-    far_v: Tensor | None,
-    bias: Tensor | None,
-    *sizes: Any,  # noqa: ARG001
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_far_k, d_far_v, d_bias = (qkv.new_empty(0) if t is None else torch.empty_like(t) for t in (far_k, far_v, bias))
-    return torch.empty_like(qkv, memory_format=torch.contiguous_format), d_far_k, d_far_v, d_bias
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs[:4])
-    ctx.sizes = inputs[6:11]
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:  # nothing depends on y
-        return (None,) * 12
-    kept, *inputs = ctx.saved_tensors
-    gradients = torch.ops.subquad.window_attention_backward(grad, kept, *inputs, *ctx.sizes)
-    present = (None if t is None else gradient for t, gradient in zip(inputs, gradients, strict=True))
-    return (*present, *(None,) * 8)
-
-
-_forward.register_autograd(_differentiate, setup_context=_remember)
+    needs = []
+    if len(windows.shape) == 2:
+        needs.append("grids")
+    if dropout:
+        needs.append("dropout")
+    if summaries is not None and isinstance(summaries.chunk, Tensor):
+        needs.append("chunks of a size for each row")
+    kernel = choose("window_attention", qkv, *needs)
+    return kernel.window_attention(qkv, windows, bias, mask, summaries, dropout)

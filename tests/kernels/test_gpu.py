@@ -16,9 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels.test_gradients import assert_levels_are_constants
+from tests.kernels.test_gradients import check_gradients as check_gradients  # run_checks finds it here
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SHARED_MEMORY = 99 * 1024  # bytes that a program may have on the smaller of the GPUs named below
 KERNELS = (1, 3, 7, 31)
 MORE_KERNELS = (1, 2, 4, 5, 8, 12, 16, 17, 24, 33, 48, 63, 64)
@@ -40,7 +43,7 @@ def run_checks(names: str, folder: Path, marks: str = "not nightly", interpreted
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("names", ["check_convolution", "check_scan"])
+@pytest.mark.parametrize("names", ["check_convolution", "check_scan", "check_gradients"])
 def test_against_float64(names: str, tmp_path: Path) -> None:
     run_checks(names, tmp_path)
 
@@ -242,7 +245,7 @@ def assert_scans(scan: ModuleType, inputs: list[Tensor], tolerance: float) -> No
     learned = [0, 1, 2, 4]
     ours = [t.clone().requires_grad_(i in learned) for i, t in enumerate(inputs)]
     exact = [t.double().requires_grad_(i in learned) for i, t in enumerate(inputs)]
-    found, expected = scan.causal_scan(*ours), summed(*exact)
+    found, expected = scan.causal_sums(*ours), summed(*exact)
     gradients = [torch.randn(t.shape, dtype=torch.float64).to(inputs[0].dtype) for t in expected]
     found_gradients = torch.autograd.grad(found, [ours[i] for i in learned], gradients)
     wide = [g.double() for g in gradients]
@@ -284,13 +287,17 @@ def check_scan_of_a_fresh_state_and_late_tokens(scan):
     assert_scans(scan, [q, k, v, level, torch.zeros_like(before), level_before], 1e-6)
 
 
+def check_scan_gradients_treat_levels_as_constants(poisoned, monkeypatch):
+    assert_levels_are_constants("gpu", monkeypatch)
+
+
 def check_scan_in_parts_equals_one_pass(scan):
     q, k, v, level, before, level_before = scan_inputs(100, 8, 5, 3.0)
-    whole, last = scan.causal_scan(q, k, v, level, before, level_before)
+    whole, last = scan.causal_sums(q, k, v, level, before, level_before)
     parts, start = [], 0
     for length in (1, 70, 5, 24):
         piece = slice(start, start + length)
-        y, before = scan.causal_scan(
+        y, before = scan.causal_sums(
             q[:, :, piece], k[:, :, piece], v[:, :, piece], level[:, :, piece], before, level_before
         )
         parts.append(y)
@@ -303,10 +310,10 @@ def check_scan_is_a_sound_op(scan):
     inputs = scan_inputs(19, 5, 3, 2.0)
     learned = [inputs[i].requires_grad_() for i in (0, 1, 2, 4)]
     torch.library.opcheck(torch.ops.subquad.causal_scan.default, tuple(inputs))
-    compiled = torch.compile(scan.causal_scan, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(scan.causal_sums, backend="aot_eager", fullgraph=True)
     ours, eager = (
         [y, *torch.autograd.grad(y.square().sum(), learned)]
-        for y in (f(*inputs)[0] for f in (compiled, scan.causal_scan))
+        for y in (f(*inputs)[0] for f in (compiled, scan.causal_sums))
     )
     for a, b in zip(ours, eager, strict=True):
         assert torch.equal(a, b)

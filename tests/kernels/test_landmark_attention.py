@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subquad.kernels import landmark_attention as kernel
-from subquad.kernels.landmark_attention import NEVER, Focus, landmark_attention
+from subquad.kernels.landmark_attention import Focus, landmark_attention
+from subquad.kernels.landmark_attention import cpu as kernel
+from subquad.kernels.masking import MASK_VALUE
 from subquad.mixers import Mixer, build, noise
 from subquad.testing import Case, cases, close, enlarge, tokens
-from tests.test_kernels_windows import poisoned_memory
+from tests.kernels.memory import poisoned_memory
 
 
 def by_definition(
@@ -23,12 +24,12 @@ def by_definition(
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
     hidden = torch.zeros(qkv.shape[:2], dtype=torch.bool) if valid is None else ~valid
     logits = scale * (w_keys @ k.transpose(-1, -2) - k.square().sum(-1).unsqueeze(-2) / 2)
-    logits = logits.masked_fill(hidden[:, None, None], NEVER)
+    logits = logits.masked_fill(hidden[:, None, None], MASK_VALUE)
     u = logits.softmax(-1) @ v
     z = scale * w_queries @ q.transpose(-1, -2) + shared + logits.logsumexp(-1, keepdim=True)
     if focus is not None:
         t = scale * focus.directions @ q.transpose(-1, -2)
-        t = t.masked_fill(hidden[:, None, None], NEVER).softmax(-1)
+        t = t.masked_fill(hidden[:, None, None], MASK_VALUE).softmax(-1)
         mean = (focus.share[:, None, :, None] * t).sum(2, keepdim=True)
         z = z + (focus.balance + focus.alpha * (t - mean)).clamp(min=1e-8).log()
     return (z.softmax(2).transpose(-1, -2) @ u).transpose(1, 2)
@@ -55,6 +56,10 @@ def problems(draw: Any, dtype: torch.dtype = torch.float64) -> Problem:
         balance = torch.rand(batch, heads, count, 1, dtype=dtype).mul(0.3).requires_grad_()
         focus = Focus(directions, balance, share, draw(st.sampled_from([1.0, 2.5])))
     valid = torch.rand(batch, time) < draw(st.sampled_from([0.1, 0.7])) if draw(st.booleans()) else None
+    if valid is not None and dtype == torch.float32:
+        # Without any key all u are alike, and what the weights' gradient divides by small weights is rounding alone.
+        # Mixers never ask for that.
+        valid[:, 0] = True
     return qkv, w_keys, w_queries, random(batch, heads, count, 1), focus, valid
 
 
@@ -66,26 +71,26 @@ def outputs_and_gradients(function: Any, problem: Problem) -> list[Tensor]:
     return [y, *torch.autograd.grad(y, inputs, upstream)]
 
 
+@pytest.mark.parametrize("name", ["cpu", "reference"])
 @settings(max_examples=80, deadline=None, derandomize=True)
-@given(problems(), st.sampled_from([2**18, 40, 1]))
-def test_by_definition(problem: Problem, tile: int) -> None:
+@given(problem=problems(), tile=st.sampled_from([2**18, 40, 1]))
+def test_by_definition(name: str, problem: Problem, tile: int) -> None:
     """Whatever the tiles; every entry is written, none left as it was allocated."""
-    before, kernel.TILE_ELEMENTS = kernel.TILE_ELEMENTS, tile
-    try:
-        with poisoned_memory():
-            ours = outputs_and_gradients(landmark_attention, problem)
-            with torch.no_grad():
-                untrained = landmark_attention(*problem)
-    finally:
-        kernel.TILE_ELEMENTS = before
+    with pytest.MonkeyPatch.context() as patch, poisoned_memory():
+        patch.setenv("SUBQUAD_KERNELS", name)
+        patch.setattr(kernel, "TILE_ELEMENTS", tile)
+        ours = outputs_and_gradients(landmark_attention, problem)
+        with torch.no_grad():
+            untrained = landmark_attention(*problem)
     assert torch.equal(untrained, ours[0])
     for one, other in zip(ours, outputs_and_gradients(by_definition, problem), strict=True):
         assert close(one, other, 1e-10)
 
 
+@pytest.mark.parametrize("name", ["cpu", "reference"])
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(problems(torch.float32))
-def test_float32(problem: Problem) -> None:
+@given(problem=problems(torch.float32))
+def test_float32(name: str, problem: Problem) -> None:
     """Against float64, at most 1e-6 of the largest output and 1e-5 of the largest gradient."""
 
     def exactly(x: Any) -> Any:
@@ -96,7 +101,10 @@ def test_float32(problem: Problem) -> None:
         return x.detach().double().requires_grad_(x.requires_grad)
 
     exact = outputs_and_gradients(by_definition, tuple(exactly(x) for x in problem))
-    for number, (one, other) in enumerate(zip(outputs_and_gradients(landmark_attention, problem), exact, strict=True)):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUBQUAD_KERNELS", name)
+        ours = outputs_and_gradients(landmark_attention, problem)
+    for number, (one, other) in enumerate(zip(ours, exact, strict=True)):
         assert close(one, other, 1e-6 if number == 0 else 1e-5)
 
 

@@ -1,8 +1,5 @@
-"""The CPU kernels and the reference against the definition in float64; how an implementation is chosen."""
+"""The convolution: the CPU kernels and the reference against the definition in float64."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -12,21 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subquad.kernels import conv, dispatch, numba_tools, softmax_cpu
-from subquad.kernels.conv import cpu as conv_cpu
-from subquad.kernels.conv import reference as conv_reference
+from subquad.kernels import conv
+from subquad.kernels.conv import cpu, reference
+from tests.kernels.memory import poisoned_memory
 
-IMPLEMENTATIONS = {"cpu": (conv_cpu, softmax_cpu), "reference": (conv_reference, conv_reference)}
+IMPLEMENTATIONS: dict[str, Any] = {"cpu": cpu, "reference": reference}
 both = pytest.mark.parametrize("name", IMPLEMENTATIONS)
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> Iterator[None]:
-    """Fresh memory holds NaN: whatever a kernel forgets to write shows."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+    with poisoned_memory():
+        yield
 
 
 class Shape(NamedTuple):
@@ -97,7 +91,7 @@ def check(implementation: Any, shape: Shape, dtype: torch.dtype, tolerance: floa
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(shape=shapes())
 def test_float32(name, shape):
-    check(IMPLEMENTATIONS[name][0], shape, torch.float32, 1e-6, 1e-5)
+    check(IMPLEMENTATIONS[name], shape, torch.float32, 1e-6, 1e-5)
 
 
 @both
@@ -105,7 +99,7 @@ def test_float32(name, shape):
 @given(shape=shapes(), dtype=st.sampled_from([torch.float64, torch.bfloat16, torch.float16]))
 def test_other_precisions(name, shape, dtype):
     tolerance = 1e-13 if dtype == torch.float64 else 2e-2
-    check(IMPLEMENTATIONS[name][0], shape, dtype, tolerance, tolerance)
+    check(IMPLEMENTATIONS[name], shape, dtype, tolerance, tolerance)
 
 
 @both
@@ -120,7 +114,7 @@ def test_softmax(name, rows, count, dtype):
     exact = logits.double().requires_grad_()
     taps = exact.softmax(-1)
     (gradient,) = torch.autograd.grad(taps, exact, grad.double())
-    implementation = IMPLEMENTATIONS[name][1]
+    implementation = IMPLEMENTATIONS[name]
     tolerance = 1e-14 if dtype == torch.float64 else 1e-6
     ours = implementation.softmax(logits)
     assert_near(ours, taps.detach(), tolerance)
@@ -130,21 +124,21 @@ def test_softmax(name, rows, count, dtype):
 
 def test_softmax_spreads_nan():
     logits = torch.tensor([[0.0, float("nan"), 1.0], [float("-inf")] * 3, [1.0, 2.0, -1e30]])
-    torch.testing.assert_close(softmax_cpu.softmax(logits), logits.softmax(-1), equal_nan=True)
+    torch.testing.assert_close(cpu.softmax(logits), logits.softmax(-1), equal_nan=True)
 
 
 def test_nan_reaches_only_the_outputs_that_read_it():
     x, taps = torch.ones(1, 20, 16), torch.ones(2, 3)
     x[0, 10] = float("nan")
-    assert conv_cpu.forward(x, taps, 2, 20)[0, :, 0].isnan().nonzero().flatten().tolist() == [10, 11, 12]
+    assert cpu.forward(x, taps, 2, 20)[0, :, 0].isnan().nonzero().flatten().tolist() == [10, 11, 12]
 
 
 @pytest.mark.parametrize("width", [8, 64])
 def test_stores_around_the_caches_write_the_same(monkeypatch, width):
     x, taps = torch.randn(2, 70, 3 * width), torch.randn(3, 5)
-    through = conv_cpu.forward(x, taps, 2, 70)
-    monkeypatch.setattr(conv_cpu, "STREAMED_BYTES", 0)
-    assert torch.equal(conv_cpu.forward(x, taps, 2, 70), through)
+    through = cpu.forward(x, taps, 2, 70)
+    monkeypatch.setattr(cpu, "STREAMED_BYTES", 0)
+    assert torch.equal(cpu.forward(x, taps, 2, 70), through)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -153,10 +147,10 @@ def test_bits_do_not_depend_on_the_run_or_the_threads(own):
 
     def results() -> list[Tensor]:
         return [
-            conv_cpu.forward(x, taps, 4, 200),
-            conv_cpu.input_gradient(grad, taps, 4, 200),
-            conv_cpu.tap_gradient(grad, x, 4, taps.shape),
-            softmax_cpu.softmax(taps),
+            cpu.forward(x, taps, 4, 200),
+            cpu.input_gradient(grad, taps, 4, 200),
+            cpu.tap_gradient(grad, x, 4, taps.shape),
+            cpu.softmax(taps),
         ]
 
     before = torch.get_num_threads()
@@ -171,7 +165,7 @@ def test_bits_do_not_depend_on_the_run_or_the_threads(own):
 
 @both
 def test_strided_and_empty_inputs(name):
-    implementation = IMPLEMENTATIONS[name][0]
+    implementation = IMPLEMENTATIONS[name]
     x, taps = torch.randn(6, 9, 2).transpose(0, 2), torch.randn(3, 2).t()
     assert torch.equal(
         implementation.forward(x, taps, 1, 9), implementation.forward(x.contiguous(), taps.contiguous(), 1, 9)
@@ -233,94 +227,3 @@ def test_precisions_under_autocast():
     assert y.dtype == torch.bfloat16
     assert [g.dtype for g in torch.autograd.grad(y, inputs, grad)] == [torch.bfloat16, torch.float32]
     assert_near(y.detach(), defined(x.detach(), taps.detach(), grad, 1)[0], 2e-2)
-
-
-# ---------------------------------------------------------------------- the choice
-
-
-def test_choice(monkeypatch):
-    x = torch.zeros(1)
-    monkeypatch.delenv(dispatch.VARIABLE, raising=False)
-    assert dispatch.chosen(x) == "cpu"
-    assert dispatch.chosen(torch.zeros(1, device="meta")) == "reference"
-    assert dispatch.problems() == []
-    for forced in ("cpu", "reference"):
-        monkeypatch.setenv(dispatch.VARIABLE, forced)
-        assert dispatch.chosen(x) == forced
-    monkeypatch.setenv(dispatch.VARIABLE, "cpu")
-    with pytest.raises(ValueError, match="cannot work on a tensor on meta"):
-        dispatch.chosen(torch.zeros(1, device="meta"))
-    monkeypatch.setenv(dispatch.VARIABLE, "numba")
-    with pytest.raises(ValueError, match="auto, reference, cpu or gpu"):
-        dispatch.chosen(x)
-    monkeypatch.setenv(dispatch.VARIABLE, "gpu")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="SUBQUAD_KERNELS=gpu"):
-        dispatch.chosen(x)
-
-
-def test_no_folder_for_the_cache(monkeypatch):
-    def njit(function, cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return function
-
-    monkeypatch.setattr(numba_tools.numba, "njit", njit)
-    assert numba_tools.compiled(test_choice) is test_choice
-
-
-def run_in_a_process_of_its_own(program: str, **environment: str) -> None:
-    head = (
-        "import sys, torch\n"
-        "from subquad.kernels import conv, dispatch\n"
-        "x, taps = torch.ones(2, 5, 4), torch.ones(2, 3)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", head + program], env=os.environ | environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_reference_by_force():
-    run_in_a_process_of_its_own(
-        "y = conv.tap_conv(x.requires_grad_(), taps, 2)\n"
-        "assert y[0, :, 0].tolist() == [1, 2, 3, 3, 3]\n"
-        "y.sum().backward()\n"
-        "assert x.grad[0, :, 0].tolist() == [3, 3, 3, 2, 1]\n"
-        "assert 'numba' not in sys.modules\n",
-        SUBQUAD_KERNELS="reference",
-    )
-
-
-def test_without_numba():
-    run_in_a_process_of_its_own(
-        "import os\n"
-        "sys.modules['numba'] = None\n"
-        "assert conv.tap_conv(x, taps, 2)[0, :, 0].tolist() == [1, 2, 3, 3, 3]\n"
-        "(problem,) = dispatch.problems()\n"
-        "assert 'pip install numba' in problem and 'plain torch' in problem, problem\n"
-        "os.environ['SUBQUAD_KERNELS'] = 'cpu'\n"
-        "try:\n"
-        "    conv.tap_conv(x, taps, 2)\n"
-        "except ValueError as error:\n"
-        "    assert 'pip install numba' in str(error)\n"
-        "else:\n"
-        "    raise AssertionError('the forced kernels were not missed')\n",
-        SUBQUAD_KERNELS="auto",
-    )
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_takes_the_reference():
-    run_in_a_process_of_its_own(
-        "import os\n"
-        "y = conv.tap_conv(x, taps, 2)\n"
-        "assert dispatch.chosen(x) == 'cpu'\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    right = torch.equal(conv.tap_conv(x, taps, 2), y) and 'forked' in dispatch.problems()[0]\n"
-        "    os._exit(0 if right else 1)\n"
-        "assert os.waitpid(child, 0)[1] == 0\n",
-        SUBQUAD_KERNELS="auto",
-        OMP_NUM_THREADS="1",
-    )

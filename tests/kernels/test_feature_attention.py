@@ -9,7 +9,7 @@ from torch import Tensor
 from subquad.kernels.feature_attention import feature_attention, feature_scores, tiles
 from subquad.mixers import Mixer, build
 from subquad.testing import close, enlarge
-from tests.test_kernels_windows import poisoned_memory
+from tests.kernels.memory import poisoned_memory
 
 FLOOR = 1e-4
 LENGTHS = [1, 2, 63, 513, 1025]
@@ -56,10 +56,11 @@ def output_and_gradients(function: Any, inputs: tuple[Any, ...], least: float) -
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-@pytest.mark.parametrize("tile", [2**18, 300])
+@pytest.mark.parametrize(("name", "tile"), [("cpu", 2**18), ("cpu", 300), ("reference", 0)])
 @pytest.mark.parametrize("time", LENGTHS)
-def test_by_definition(time: int, tile: int, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_definition(time: int, name: str, tile: int, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float64, with clamps that some divisors fall below and others not; every entry is written."""
+    monkeypatch.setenv("SUBQUAD_KERNELS", name)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", tile)
     inputs = problem(time, padded=padded)
     for least in (1e-2, 0.1):
@@ -69,12 +70,14 @@ def test_by_definition(time: int, tile: int, padded: bool, monkeypatch: pytest.M
             assert close(one, other, 1e-12)
 
 
+@pytest.mark.parametrize("name", ["cpu", "reference"])
 @pytest.mark.parametrize("time", LENGTHS)
-def test_in_float32(time: int) -> None:
+def test_in_float32(time: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against float64, at most 1e-6 of the largest value; for W, whose gradient sums over all tokens, 2e-6.
 
     The definition itself, computed in float32, is 1.4e-6 off in W's gradient at 1025 tokens.
     """
+    monkeypatch.setenv("SUBQUAD_KERNELS", name)
     qkv, matrix, there = problem(time, padded=True, dtype=torch.float32)
     exact = (t.detach().double().requires_grad_() for t in (qkv, matrix))
     ours = output_and_gradients(fused, (qkv, matrix, there), 1e-2)

@@ -1,0 +1,73 @@
+"""Linear attention through features in plain torch: the definition, in every precision and on every device.
+
+Gradients flow through the scores. `sum_keys` and `read_sums` serve features of any kind.
+"""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from subquad.kernels.feature_attention import Scores
+from subquad.kernels.precision import at_least_float32, full_precision
+
+
+class Sums(NamedTuple):
+    """Over all keys: values, sum_j phi(k_j) v_j^T (batch, heads, m, d); counts, sum_j phi(k_j) (batch, heads, m, 1)."""
+
+    values: Tensor
+    counts: Tensor
+
+
+def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
+    """See the public function."""
+    t = at_least_float32(qkv[:, :, :2]).permute(2, 0, 3, 1, 4)
+    with full_precision(qkv):
+        y, c = scores_of(t, matrix)
+    return Scores(y, c, y.detach().amax(-1))
+
+
+def scores_of(t: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """y = W t d^(-1/4) and c = |t|^2 d^(-1/2) / 2 of t (..., heads, time, d): (..., time, m) and (..., time)."""
+    width = t.shape[-1]
+    # the scale goes to the small matrix and the small sums: every pass over all tokens costs
+    y = t @ (matrix.to(t.dtype) * width**-0.25).transpose(-1, -2)
+    return y, t.square().sum(-1) * (width**-0.5 / 2)
+
+
+def feature_attention(
+    qkv: Tensor,
+    matrix: Tensor,
+    scores: Scores,
+    level: Tensor,
+    mask: Tensor | None,
+    floor: float,
+    least: float,
+) -> Tensor:
+    """y (batch, time, heads, d); see the public function."""
+    shift = -scores.c - (level + math.log(matrix.shape[1]) / 2)
+    query, key = (scores.y + shift[..., None]).exp().unbind(0)
+    v = at_least_float32(qkv[:, :, 2].transpose(1, 2))
+    with full_precision(qkv):
+        return read_sums(query, sum_keys(key, v, mask, floor), floor, least).transpose(1, 2)
+
+
+def sum_keys(phi: Tensor, v: Tensor, mask: Tensor | None, floor: float) -> Sums:
+    """Sums of phi + floor, features phi (batch, heads, time, m) of keys with values v (batch, heads, time, d)."""
+    number: Tensor | int = v.shape[2]
+    if mask is not None:
+        kept = mask[:, None, :, None].to(v.dtype)
+        phi, v, number = phi * kept, v * kept, kept.sum(-2, keepdim=True)
+    values, counts = phi.transpose(-1, -2) @ v, phi.sum(-2).unsqueeze(-1)
+    if floor:  # added to the sums instead of to every feature
+        values, counts = values + floor * v.sum(-2, keepdim=True), counts + floor * number
+    return Sums(values, counts)
+
+
+def read_sums(phi: Tensor, sums: Sums, floor: float, least: float) -> Tensor:
+    """(phi + floor) S / max((phi + floor).z, least) of features (batch, heads, time, m): (batch, heads, time, d)."""
+    above, below = phi @ sums.values, phi @ sums.counts
+    if floor:
+        above = above + floor * sums.values.sum(-2, keepdim=True)
+        below = below + floor * sums.counts.sum(-2, keepdim=True)
+    return above * below.clamp(min=least).reciprocal()

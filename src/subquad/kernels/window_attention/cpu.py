@@ -1,0 +1,305 @@
+"""Window attention of sequences on the CPU, made of torch's own products, without a matrix of the whole.
+
+Heads are spread over threads. Within one, work goes by tiles: some windows, whose logits fit the cache. Per tile there
+is one batched product for the logits and one for the values, with far keys set beside those of each window. Training
+keeps the probabilities.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subquad.kernels.masking import MASK_VALUE
+from subquad.kernels.parallel import for_each
+from subquad.kernels.window_attention import Summaries, Windows
+
+TILE_ELEMENTS = 2**20
+"""Logits of a tile: 4 MiB in float32. Larger tiles leave the cache, smaller ones cost calls."""
+
+DTYPES = (torch.float32, torch.float64)
+LACKS = ("grids", "dropout", "chunks of a size for each row")
+
+
+def window_attention(
+    qkv: Tensor,
+    windows: Windows,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    summaries: Summaries | None,
+    dropout: float,  # noqa: ARG001 - always 0: see LACKS
+) -> Tensor:
+    """y (batch, time, heads, d); see the public function."""
+    far_k, far_v, far_exists, chunk = (None, None, None, 0) if summaries is None else summaries
+    inputs = (qkv, far_k, far_v, bias)
+    trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    sizes = (windows.size, windows.look_back, windows.look_forward, windows.causal, chunk)
+    return torch.ops.subquad.window_attention(*inputs, mask, far_exists, *sizes, trains)[0]
+
+
+class Shape(NamedTuple):
+    """How queries, keys and summaries relate."""
+
+    window: int
+    before: int
+    after: int
+    causal: bool
+    chunk: int
+
+    @property
+    def keys(self) -> int:
+        return self.before + self.window + self.after
+
+
+class Tile(NamedTuple):
+    """Some windows of one sequence, or all windows of some sequences; and how many far keys its last query sees."""
+
+    rows: slice
+    windows: slice
+    far: int
+
+
+class Tiling:
+    """What forward and backward share: the tiles of a head, and which logits are hidden in them."""
+
+    def __init__(self, qkv: Tensor, far_k: Tensor | None, shape: Shape) -> None:
+        self.shape, self.device = shape, qkv.device
+        self.batch, time, _, self.heads, self.width = qkv.shape
+        self.scale = self.width**-0.5
+        self.windows = time // shape.window
+        self.far = 0 if far_k is None else far_k.shape[2]
+
+    def __iter__(self) -> Iterator[Tile]:
+        shape = self.shape
+        most = max(1, TILE_ELEMENTS // (shape.window * (shape.keys + self.far)))
+        if most >= self.windows:
+            for row in range(0, self.batch, most // self.windows):
+                yield Tile(slice(row, row + most // self.windows), slice(0, self.windows), self.far)
+            return
+        for row in range(self.batch):
+            for first in range(0, self.windows, most):
+                last = min(first + most, self.windows)
+                far = min(self.far, (last * shape.window - 1) // shape.chunk) if shape.chunk else self.far
+                yield Tile(slice(row, row + 1), slice(first, last), far)
+
+    def kept(self) -> tuple[int, int]:
+        """Room for the probabilities of all tiles of each head. Where tiles see fewer far keys, less is used."""
+        return self.heads, self.batch * self.windows * self.shape.window * (self.shape.keys + self.far)
+
+    def hide(self, logits: Tensor, tile: Tile, tokens: Tensor | None, far_exists: Tensor | None) -> None:
+        """Takes keys that are no tokens, later and unseen ones out of logits (rows, windows, w, keys + far)."""
+        shape = self.shape
+        near, far = logits[..., : shape.keys], logits[..., shape.keys :]
+        if tokens is not None:
+            there = F.pad(tokens, (shape.before, shape.after)).unfold(1, shape.keys, shape.window)
+            near.masked_fill_(~_rows(there, tile)[:, tile.windows, None], MASK_VALUE)
+        else:
+            self._hide_outside(near, tile)
+        if shape.causal:
+            place = torch.arange(shape.window, device=self.device)[:, None] + shape.before
+            near.masked_fill_(torch.arange(shape.keys, device=self.device) > place, MASK_VALUE)
+        if tile.far and shape.chunk:
+            # only the chunks that end within the tile are seen by some of its queries and not by others
+            begin, end = tile.windows.start * shape.window, tile.windows.stop * shape.window
+            new = begin // shape.chunk
+            current = torch.arange(begin, end, device=self.device)[:, None] // shape.chunk
+            unseen = torch.arange(new, tile.far, device=self.device) >= current
+            far[..., new:].masked_fill_(unseen.unflatten(0, (-1, shape.window)), MASK_VALUE)
+        if tile.far and far_exists is not None:
+            far.masked_fill_(~_rows(far_exists, tile)[:, None, None, : tile.far], MASK_VALUE)
+
+    def _hide_outside(self, near: Tensor, tile: Tile) -> None:
+        """Keys before the sequence and after it, which only the outermost windows reach."""
+        shape = self.shape
+        for number, window in enumerate(range(tile.windows.start, tile.windows.stop)):
+            start = window * shape.window - shape.before
+            beyond = start + shape.keys - self.windows * shape.window
+            if start < 0:
+                near[:, number, :, :-start] = MASK_VALUE
+            if beyond > 0:
+                near[:, number, :, shape.keys - beyond :] = MASK_VALUE
+
+
+def _rows(x: Tensor, tile: Tile) -> Tensor:
+    """The tile's rows of (batch or 1, ...)."""
+    return x if x.shape[0] == 1 else x[tile.rows]
+
+
+def _by_window(x: Tensor, tile: Tile, shape: Shape) -> Tensor:
+    """The tile's windows of x (batch, time, d), without reach: (rows, windows, window, d), a view."""
+    return x[tile.rows].unflatten(1, (-1, shape.window))[:, tile.windows]
+
+
+def _reachable(x: Tensor, tile: Tile, shape: Shape, far: Tensor | None) -> Tensor:
+    """Keys (or values) of a tile: (rows * windows, keys + far, d).
+
+    x: (batch, before + time + after, d), of which windows reach parts; far: (batch, far, d), beside them everywhere.
+    """
+    near = x[tile.rows].unfold(1, shape.keys, shape.window).transpose(2, 3)[:, tile.windows]
+    if far is not None and tile.far:
+        near = torch.cat([near, far[tile.rows, None, : tile.far].expand(-1, near.shape[1], -1, -1)], 2)
+    return near.flatten(0, 1)
+
+
+def _add_reachable(total: Tensor, windows: Tensor, tile: Tile, shape: Shape) -> None:
+    """Transposes `_reachable` for near keys: adds (rows, windows, keys, d) to (batch, before + time + after, d)."""
+    # Windows stand a window apart, so pieces of at most that length can be added to all of them at once.
+    for begin in range(0, shape.keys, shape.window):
+        length = min(shape.window, shape.keys - begin)
+        start = tile.windows.start * shape.window + begin
+        part = total[tile.rows, start : start + (windows.shape[1] - 1) * shape.window + length]
+        part.unfold(1, length, shape.window).transpose(2, 3).add_(windows[:, :, begin : begin + length])
+
+
+def _packed(qkv: Tensor, head: int, shape: Shape) -> list[Tensor]:
+    """q (batch, time, d) and k, v (batch, before + time + after, d) of a head.
+
+    Copies: products of rows that lie a whole projection apart run at half the speed.
+    """
+    q, k, v = (qkv[:, :, part, head] for part in range(3))
+    if not (shape.before or shape.after):
+        return [q.contiguous(), k.contiguous(), v.contiguous()]
+    return [q.contiguous(), *(F.pad(part, (0, 0, shape.before, shape.after)) for part in (k, v))]
+
+
+def _of_head(far: Tensor | None, head: int) -> Tensor | None:
+    return None if far is None else far[:, head]
+
+
+@torch.library.custom_op("subquad::window_attention", mutates_args=())
+def _forward(
+    qkv: Tensor,
+    far_k: Tensor | None,
+    far_v: Tensor | None,
+    bias: Tensor | None,
+    tokens: Tensor | None,
+    far_exists: Tensor | None,
+    window: int,
+    before: int,
+    after: int,
+    causal: bool,
+    chunk: int,
+    trains: bool,
+) -> tuple[Tensor, Tensor]:
+    """y, and the probabilities of all tiles, one after the other (empty unless training)."""
+    shape = Shape(window, before, after, causal, chunk)
+    tiling = Tiling(qkv, far_k, shape)
+    y = qkv.new_empty(qkv.shape[0], qkv.shape[1], tiling.heads, tiling.width)
+    kept = qkv.new_empty(tiling.kept() if trains else 0)
+
+    def mix(head: int) -> None:
+        done = 0
+        q, k, v = _packed(qkv, head, shape)
+        q = q * tiling.scale  # not in place: a copy that was not needed is the input itself
+        for tile in tiling:
+            tile_q = _by_window(q, tile, shape)
+            logits = torch.bmm(tile_q.flatten(0, 1), _reachable(k, tile, shape, _of_head(far_k, head)).transpose(1, 2))
+            by_row = logits.unflatten(0, tile_q.shape[:2])
+            if bias is not None:
+                by_row[..., : shape.keys] += bias[min(head, bias.shape[0] - 1)]
+            tiling.hide(by_row, tile, tokens, far_exists)
+            chances = kept[head, done : done + logits.numel()].view_as(logits) if trains else logits
+            torch.softmax(logits, -1, out=chances)
+            done += logits.numel()
+            mixed = torch.bmm(chances, _reachable(v, tile, shape, _of_head(far_v, head)))
+            _by_window(y[:, :, head], tile, shape).copy_(mixed.view_as(tile_q))
+
+    for_each(mix, range(tiling.heads))
+    return y, kept
+
+
+@torch.library.custom_op("subquad::window_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    kept: Tensor,
+    qkv: Tensor,
+    far_k: Tensor | None,
+    far_v: Tensor | None,
+    bias: Tensor | None,
+    window: int,
+    before: int,
+    after: int,
+    causal: bool,
+    chunk: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of qkv, far_k, far_v and bias; those of what is absent are empty."""
+    shape = Shape(window, before, after, causal, chunk)
+    tiling = Tiling(qkv, far_k, shape)
+    d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    d_far_k, d_far_v = (qkv.new_empty(0) if t is None else torch.zeros_like(t) for t in (far_k, far_v))
+    d_bias = qkv.new_zeros((0,) if bias is None else (tiling.heads, *bias.shape[1:]))  # heads may share a bias
+    inner = slice(before, before + qkv.shape[1])
+
+    def differentiate(head: int) -> None:
+        done = 0
+        q, k, v = _packed(qkv, head, shape)
+        d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
+        for tile in tiling:
+            tile_q = _by_window(q, tile, shape)
+            shape_q, tile_q = tile_q.shape, tile_q.flatten(0, 1)
+            tile_g = _by_window(grad[:, :, head], tile, shape).flatten(0, 1)
+            tile_k = _reachable(k, tile, shape, _of_head(far_k, head))
+            tile_v = _reachable(v, tile, shape, _of_head(far_v, head))
+            count = tile_q.shape[0] * window * tile_k.shape[1]
+            chances = kept[head, done : done + count].view(-1, window, tile_k.shape[1])
+            done += count
+            d_chances = torch.bmm(tile_g, tile_v.transpose(1, 2))
+            d_logits = torch._softmax_backward_data(d_chances, chances, -1, chances.dtype).mul_(tiling.scale)
+            _by_window(d_qkv[:, :, 0, head], tile, shape).copy_(torch.bmm(d_logits, tile_k).view(shape_q))
+            tile_d_k = torch.bmm(d_logits.transpose(1, 2), tile_q).unflatten(0, shape_q[:2])
+            tile_d_v = torch.bmm(chances.transpose(1, 2), tile_g).unflatten(0, shape_q[:2])
+            _add_reachable(d_k, tile_d_k[:, :, : shape.keys], tile, shape)
+            _add_reachable(d_v, tile_d_v[:, :, : shape.keys], tile, shape)
+            if tile.far:
+                d_far_k[tile.rows, head, : tile.far] += tile_d_k[:, :, shape.keys :].sum(1)
+                d_far_v[tile.rows, head, : tile.far] += tile_d_v[:, :, shape.keys :].sum(1)
+            if bias is not None:
+                d_bias[head] += d_logits[..., : shape.keys].sum(0).div_(tiling.scale)
+        d_qkv[:, :, 1, head].copy_(d_k[:, inner])
+        d_qkv[:, :, 2, head].copy_(d_v[:, inner])
+
+    for_each(differentiate, range(tiling.heads))
+    shared = bias is not None and bias.shape[0] < tiling.heads
+    return d_qkv, d_far_k, d_far_v, d_bias.sum(0, keepdim=True) if shared else d_bias
+
+
+@_forward.register_fake
+def _fake_forward(qkv: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    window, before, after, causal, chunk, trains = others[-6:]
+    tiling = Tiling(qkv, others[0], Shape(window, before, after, causal, chunk))
+    y = qkv.new_empty(tiling.batch, qkv.shape[1], tiling.heads, tiling.width)
+    return y, qkv.new_empty(tiling.kept() if trains else 0)
+
+
+@_backward.register_fake
+def _fake_backward(
+    grad: Tensor,  # noqa: ARG001
+    kept: Tensor,  # noqa: ARG001
+    qkv: Tensor,
+    far_k: Tensor | None,
+    far_v: Tensor | None,
+    bias: Tensor | None,
+    *sizes: Any,  # noqa: ARG001
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_far_k, d_far_v, d_bias = (qkv.new_empty(0) if t is None else torch.empty_like(t) for t in (far_k, far_v, bias))
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format), d_far_k, d_far_v, d_bias
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1], *inputs[:4])
+    ctx.sizes = inputs[6:11]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:  # nothing depends on y
+        return (None,) * 12
+    kept, *inputs = ctx.saved_tensors
+    gradients = torch.ops.subquad.window_attention_backward(grad, kept, *inputs, *ctx.sizes)
+    present = (None if t is None else gradient for t, gradient in zip(inputs, gradients, strict=True))
+    return (*present, *(None,) * 8)
+
+
+_forward.register_autograd(_differentiate, setup_context=_remember)

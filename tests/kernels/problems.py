@@ -1,0 +1,227 @@
+"""Problems for every operation, by name: what its implementations are compared on.
+
+A problem is a function of float64 tensors, which are its inputs, and of nothing else that has a gradient. Sizes are odd
+and small; what an operation can do without (a mask, a bias, summaries) is there in some problems and not in others.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from subquad.kernels.chunk_values import chunk_values
+from subquad.kernels.conv import tap_conv, tap_conv_extended
+from subquad.kernels.feature_attention import feature_attention, feature_scores
+from subquad.kernels.landmark_attention import Focus, landmark_attention
+from subquad.kernels.linear import int8_linear, to_int8
+from subquad.kernels.scan import causal_sums
+from subquad.kernels.vocabulary import largest, log_sum_exp
+from subquad.kernels.window_attention import Summaries, Windows, window_attention
+
+BATCH, HEADS, WIDTH = 2, 3, 5
+LENGTHS = (1, 7, 67)
+
+
+class Problem(NamedTuple):
+    operation: str
+    name: str
+    inputs: list[Tensor]
+    run: Callable[..., Tensor | tuple[Tensor, ...]]
+    """From the inputs, in any precision, to the results."""
+    differentiable: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.operation}-{self.name}"
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def conv() -> list[Problem]:
+    found = []
+    for time in LENGTHS:
+        for own in (False, True):
+            for taps in (1, 4, 9):
+                kind = f"{time} positions, {taps} {'own' if own else 'shared'} taps"
+                x, sizes = drawn(BATCH, time, HEADS * WIDTH), (BATCH, time) if own else ()
+                inputs = [x, drawn(*sizes, HEADS, taps)]
+                before = taps // 2
+
+                def plain(x: Tensor, taps: Tensor, before: int = before) -> Tensor:
+                    return tap_conv(x, taps, before)
+
+                def normalised(x: Tensor, taps: Tensor, before: int = before) -> Tensor:
+                    return tap_conv(x, taps, before, softmax=True)
+
+                found += [Problem("conv", kind, inputs, plain), Problem("conv", f"{kind}, softmax", inputs, normalised)]
+        extended = [drawn(BATCH, time + 3, HEADS * WIDTH), drawn(HEADS, 4)]
+        found.append(Problem("conv", f"{time} positions of a stream", extended, tap_conv_extended))
+    return found
+
+
+def scan() -> list[Problem]:
+    found = []
+    for time in (*LENGTHS, 150):
+        log_scale = (drawn(BATCH, HEADS, time).abs() * 0.1).cumsum(-1)
+        inputs = [
+            drawn(BATCH, HEADS, time, 4).abs(),
+            drawn(BATCH, HEADS, time, 4).abs(),
+            drawn(BATCH, HEADS, time, WIDTH),
+            drawn(BATCH, HEADS, 4, WIDTH),
+        ]
+
+        def run(q: Tensor, k: Tensor, v: Tensor, before: Tensor, log_scale: Tensor = log_scale) -> tuple[Tensor, ...]:
+            return causal_sums(q, k, v, log_scale.to(q), before, torch.zeros(BATCH, HEADS).to(q))
+
+        found.append(Problem("scan", f"{time} positions", inputs, run))
+    return found
+
+
+def window_problems() -> list[Problem]:
+    found = []
+    shapes = {
+        "one window": Windows((5,), 5),
+        "windows": Windows((21,), 7),
+        "windows of one": Windows((7,), 1, 2, 1),
+        "looking around": Windows((35,), 5, 2, 3),
+        "looking far back, causal": Windows((33,), 3, 7, 0, causal=True),
+        "causal": Windows((15,), 5, causal=True),
+    }
+    for name, windows in shapes.items():
+        (time,) = windows.shape
+        mask = torch.rand(BATCH, time) < 0.7
+        mask[:, :: windows.size] = True
+        chunk = windows.size if windows.causal else 0
+        number = time // chunk if chunk else 4
+        exist = torch.rand(BATCH, number) < 0.7
+        qkv, k, v = drawn(BATCH, time, 3, HEADS, WIDTH), *drawn(2, BATCH, HEADS, number, WIDTH)
+        shared, own = drawn(1, windows.size, windows.keys), drawn(HEADS, windows.size, windows.keys)
+
+        def plain(qkv: Tensor, windows: Windows = windows) -> Tensor:
+            return window_attention(qkv, windows)
+
+        def biased(qkv: Tensor, bias: Tensor, windows: Windows = windows, mask: Tensor = mask) -> Tensor:
+            return window_attention(qkv, windows, bias, mask)
+
+        def summarised(
+            qkv: Tensor, k: Tensor, v: Tensor, windows: Windows = windows, mask: Tensor = mask, chunk: int = chunk
+        ) -> Tensor:
+            return window_attention(qkv, windows, None, mask, Summaries(k, v, None, chunk))
+
+        def everything(
+            qkv: Tensor,
+            bias: Tensor,
+            k: Tensor,
+            v: Tensor,
+            windows: Windows = windows,
+            mask: Tensor = mask,
+            exist: Tensor = exist,
+            chunk: int = chunk,
+        ) -> Tensor:
+            return window_attention(qkv, windows, bias, mask, Summaries(k, v, exist, chunk))
+
+        found += [
+            Problem("window_attention", name, [qkv], plain),
+            Problem("window_attention", f"{name}, shared bias, mask", [qkv, shared], biased),
+            Problem("window_attention", f"{name}, own bias, mask", [qkv, own], biased),
+            Problem("window_attention", f"{name}, mask, summaries", [qkv, k, v], summarised),
+            Problem("window_attention", f"{name}, all options", [qkv, own, k, v], everything),
+        ]
+    return found
+
+
+def chunk_problems() -> list[Problem]:
+    found = []
+    for chunks, cells in ((1, 1), (3, 7), (5, 1)):
+        mask = torch.rand(BATCH, chunks * cells) < 0.6
+        mask[0, :cells] = False  # an empty chunk
+        inputs = [drawn(BATCH, chunks * cells, 3, HEADS, WIDTH), drawn(BATCH, HEADS, chunks, WIDTH)]
+
+        def plain(qkv: Tensor, w: Tensor) -> Tensor:
+            return chunk_values(qkv, w, None)
+
+        def masked(qkv: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:
+            return chunk_values(qkv, w, mask)
+
+        name = f"{chunks} chunks of {cells}"
+        found += [
+            Problem("chunk_values", name, inputs, plain),
+            Problem("chunk_values", f"{name}, mask", inputs, masked),
+        ]
+    return found
+
+
+def feature_problems() -> list[Problem]:
+    found = []
+    for time in LENGTHS:
+        mask = torch.arange(time) < torch.randint(1, time + 1, (BATCH, 1))
+        inputs = [drawn(BATCH, time, 3, HEADS, WIDTH), drawn(HEADS, 6, WIDTH)]
+        for kept in (None, mask):
+
+            def run(qkv: Tensor, matrix: Tensor, mask: Tensor | None = kept) -> Tensor:
+                scores = feature_scores(qkv, matrix)
+                query, key = scores.level.detach().unbind(0)
+                if mask is not None:
+                    key = key.masked_fill(~mask[:, None], -1e30)
+                level = torch.stack([query, key.amax(-1, keepdim=True).expand_as(query)])
+                return feature_attention(qkv, matrix, scores, level, mask, 1e-4, 1e-2)
+
+            found.append(
+                Problem("feature_attention", f"{time} positions{'' if kept is None else ', mask'}", inputs, run)
+            )
+    return found
+
+
+def landmark_problems() -> list[Problem]:
+    found = []
+    for time in LENGTHS:
+        qkv, w, w_queries, directions = drawn(BATCH, time, 3, HEADS, WIDTH), *drawn(3, BATCH, HEADS, 4, WIDTH)
+        shared, balance = drawn(BATCH, HEADS, 4, 1), torch.rand(BATCH, HEADS, 4, 1, dtype=torch.float64) * 0.3
+        mask = torch.rand(BATCH, time) < 0.7
+        mask[:, 0] = True
+        for kept in (None, mask):
+
+            def plain(qkv: Tensor, w: Tensor, w_queries: Tensor, b: Tensor, mask: Tensor | None = kept) -> Tensor:
+                return landmark_attention(qkv, w, w_queries, b, None, mask)
+
+            def focused(
+                qkv: Tensor,
+                w: Tensor,
+                w_queries: Tensor,
+                b: Tensor,
+                directions: Tensor,
+                balance: Tensor,
+                mask: Tensor | None = kept,
+            ) -> Tensor:
+                share = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).to(qkv)
+                return landmark_attention(qkv, w, w_queries, b, Focus(directions, balance, share, 1.5), mask)
+
+            name, inputs = f"{time} positions{'' if kept is None else ', mask'}", [qkv, w, w_queries, shared]
+            found += [
+                Problem("landmark_attention", name, inputs, plain),
+                Problem("landmark_attention", f"{name}, query weights", [*inputs, directions, balance], focused),
+            ]
+    return found
+
+
+def without_gradients() -> list[Problem]:
+    values, scale = to_int8(drawn(11, 37))
+
+    def linear(x: Tensor) -> Tensor:
+        return int8_linear(x.float(), values, scale)
+
+    rows = drawn(5, 131)
+    return [
+        Problem("linear", "int8", [drawn(3, 37)], linear, differentiable=False),
+        Problem("vocabulary", "log_sum_exp", [rows], log_sum_exp, differentiable=False),
+        Problem("vocabulary", "largest", [rows], lambda x: largest(x, 7)[0], differentiable=False),
+    ]
+
+
+def every_problem() -> list[Problem]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        parts = (conv, scan, window_problems, chunk_problems, feature_problems, landmark_problems, without_gradients)
+        return [problem for part in parts for problem in part()]
