@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.studies import Study
-from subquad.compare.report.formatting import millions, number, size, times
+from subquad.compare.report.formatting import format_bytes, format_count, format_number, format_ratio
 from subquad.compare.report.schema import LengthPoint, Timing
 from tools.markdown import markdown_table
 
@@ -70,7 +70,7 @@ def model_rows(found: Mapping[str, Any]) -> list[list[str]]:
         if point["parameters"] is not None:
             counts[point["mechanism"]].append(point["parameters"])
     return [
-        [label, millions(max(counts[label])) if counts[label] else "", f"`{json.dumps(model['given'])}`"]
+        [label, format_count(max(counts[label])) if counts[label] else "", f"`{json.dumps(model['given'])}`"]
         for label, model in found["models"].items()
     ]
 
@@ -83,11 +83,11 @@ def rows(found: Mapping[str, Any], part: str, baseline: str) -> list[list[str]]:
 
 
 def _row(point: LengthPoint, base: LengthPoint) -> list[str]:
-    start = [f"{number(point.length)} x {number(point.batch)}", point.mechanism]
+    start = [f"{format_number(point.length)} x {format_number(point.batch)}", point.mechanism]
     if point.status != "done":
         return [*start, f"{point.status}: {point.reason}", *[""] * (len(HEADERS) - 3)]
     shown = [_milliseconds(point.inference), _milliseconds(point.training)]
-    shown += ["" if held is None else size(held) for held in (point.inference_bytes, point.training_bytes)]
+    shown += ["" if held is None else format_bytes(held) for held in (point.inference_bytes, point.training_bytes)]
     ratios = [_ratio(own, other) for own, other in zip(_values(point), _values(base), strict=True)]
     return [*start, *(cell for pair in zip(shown, ratios, strict=True) for cell in pair)]
 
@@ -105,10 +105,10 @@ def _milliseconds(timing: Timing | None) -> str:
     if timing is None:
         return ""
     digits = 0 if timing.median >= 100 else 1 if timing.median >= 10 else 2
-    median, low, high = (number(value, digits) for value in (timing.median, timing.low, timing.high))
+    median, low, high = (format_number(value, digits) for value in (timing.median, timing.low, timing.high))
     return f"{median} ({low} to {high})"
 
 
 def _ratio(own: float | None, base: float | None) -> str:
     """Nothing for a baseline that has no number."""
-    return "" if own is None or base is None else times(own / base)
+    return "" if own is None or base is None else format_ratio(own / base)

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.floors import training_floor
 from benchmarks.measured import Effort, Result, milliseconds, side_by_side, summary
 from subquad.compare.measure.bench import training_pass
-from subquad.compare.measure.checks import TOLERANCE, CheckFailedError, RememberedDraws, check_tensor, relative_distance
+from subquad.compare.measure.checks import TOLERANCE, CheckFailedError, ReplayedDraws, check_tensor, relative_distance
 from subquad.compare.measure.timing import interleaved_seconds, peak_bytes
 from subquad.mixers import Mixer, available, build, mixer_class
 from subquad.mixers.attention import AttentionMixer
@@ -129,7 +129,7 @@ def built(subject: Subject, sizes: Sizes, time: int) -> Mixer:
 def check_training(mixer: Mixer, x: Tensor) -> None:
     """Raises CheckFailedError unless a training pass agrees with that of a float64 copy given the same draws."""
     x, allowed = x[:, : LONGEST_CHECK[mixer.capabilities.linear]], TOLERANCE[x.dtype]
-    draws = RememberedDraws()
+    draws = ReplayedDraws()
     with drawing_from(draws.remember):
         results = gradients(mixer, x)
     with drawing_from(draws.repeat):

@@ -170,7 +170,7 @@ def test_mechanisms_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     short = ["train.updates=2", "--lengths", "16", "--tokens", "32", "--repeats", "1"]
     assert command(["compare", str(recipe), "--mixers", "softmax,linformer", *short, "--out", str(out)]) == 0
     result = json.loads((out / "result.json").read_text())
-    assert [cell["status"] for cell in result["cells"]] == ["done", "done"]
+    assert [trial["status"] for trial in result["trials"]] == ["done", "done"]
     assert {point["part"] for point in result["lengths"]} == {"encoder", "full"}
     assert "perplexity of hidden words" in capsys.readouterr().out
 

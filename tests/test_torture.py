@@ -49,7 +49,7 @@ def test_nothing_is_lost_and_the_page_says_so(tmp_path: Path) -> None:
         assert next(iter(line["labels"].values())) in page
 
 
-@pytest.mark.parametrize("part", ["two", "cells", "determinism", "scale"])
+@pytest.mark.parametrize("part", ["two", "trials", "determinism", "scale"])
 def test_nothing_is_lost_in_the_longer_parts(part: str, tmp_path: Path) -> None:
     lines = tortured(tmp_path, part)
     assert lines

@@ -4,7 +4,7 @@
     python -m torture --only kills --quick                   one part, a few cases: shows that it works
 
 Parts: kills (kill -9 while saving and at random moments), two (of two processes), damage (files that disks changed),
-disks (full, read-only, signals, a second trainer, clocks), long (memory over many updates and lines), cells (a large
+disks (full, read-only, signals, a second trainer, clocks), long (memory over many updates and lines), trials (a large
 comparison with failures), determinism, fuzz (the fuzz tests with more examples), scale (processes that share updates,
 files of 10^9 tokens; needs an idle machine). The exit code is 1 when anything was lost.
 """
@@ -52,7 +52,7 @@ class Amounts:
     lines: int = 100_000
     growth: float = 4.0  # MB
     seeds: int = 10
-    cells_killed: int = 8
+    trials_killed: int = 8
     fuzz: int = 10  # times the examples of the normal suite
     far: scale.Amounts = scale.FULL
 
@@ -71,7 +71,7 @@ QUICK = Amounts(
     lines=6000,
     growth=8.0,
     seeds=1,
-    cells_killed=1,
+    trials_killed=1,
     fuzz=1,
     far=scale.QUICK,
 )
@@ -103,7 +103,7 @@ PARTS: dict[str, Part] = {
     "damage": lambda folder, amounts, seed: damage.damages(folder, amounts.damages, seed),
     "disks": lambda folder, amounts, _: disks.disturbances(folder, amounts.disturbances, amounts.places),
     "long": long,
-    "cells": lambda folder, amounts, seed: long_runs.cells(folder, amounts.seeds, amounts.cells_killed, seed),
+    "trials": lambda folder, amounts, seed: long_runs.trials(folder, amounts.seeds, amounts.trials_killed, seed),
     "determinism": lambda folder, amounts, _: long_runs.determinism(folder, list(amounts.sets)),
     "fuzz": lambda folder, amounts, _: fuzz.fuzzing(folder, amounts.fuzz),
     "scale": of_scale,

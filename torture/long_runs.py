@@ -1,4 +1,4 @@
-"""Many updates, many lines, many cells: memory stays where it is, and a failure stays one failure.
+"""Many updates, many lines, many trials: memory stays where it is, and a failure stays one failure.
 
 And the same bits, whatever the number of threads that make batches.
 """
@@ -23,7 +23,7 @@ from torture.processes import Child, descendants, done, memory_of
 
 TITLES = {
     "memory": "megabytes by which the median of the last quarter of the time exceeds that of the second",
-    "cells": "cells that a failure of others took along",
+    "trials": "trials that a failure of others took along",
     "determinism": "numbers of threads that gave other bits",
 }
 WORKERS = (1, 2, 5)
@@ -82,9 +82,9 @@ def line_count(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
-def cells(folder: Path, seeds: int, kills: int, seed: int) -> Iterator[Result]:
+def trials(folder: Path, seeds: int, kills: int, seed: int) -> Iterator[Result]:
     """Five mechanisms and several seeds. One mechanism cannot read the images; some trainings are killed."""
-    out, draw = folder / "cells" / "out", random.Random(seed)
+    out, draw = folder / "trials" / "out", random.Random(seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     mixers = ["--mixers", "softmax,eva,local,performer,linformer", "--set", "linformer.max_length=4"]
     recipe = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=4", "schedule.warmup_updates=1"]
@@ -98,17 +98,17 @@ def cells(folder: Path, seeds: int, kills: int, seed: int) -> Iterator[Result]:
                     os.kill(pid, signal.SIGKILL)
                     killed += 1
     child.wait()
-    first = read_result(out / "result.json").cells
-    failed = [cell for cell in first if cell.status == "failed" and cell.mechanism != "linformer"]
-    wrong = [str(cell.reason) for cell in failed if "SIGKILL" not in str(cell.reason)]
+    first = read_result(out / "result.json").trials
+    failed = [trial for trial in first if trial.status == "failed" and trial.mechanism != "linformer"]
+    wrong = [str(trial.reason) for trial in failed if "SIGKILL" not in str(trial.reason)]
     if killed < kills:
         wrong.append(f"only {killed} trainings could be killed")
     Child([*words, "--retry"]).wait(3600)
-    second = read_result(out / "result.json").cells
+    second = read_result(out / "result.json").trials
     wrong += [str(c.reason) for c in second if (c.status == "done") == (c.mechanism == "linformer")]
-    numbers = {"cells": len(first), "killed": killed, "failed by a kill": len(failed)}
-    numbers |= {"refused by their mechanism": seeds, "done at last": sum(cell.status == "done" for cell in second)}
-    yield outcome("cells", {"comparison": "digits, five mechanisms"}, numbers, wrong)
+    numbers = {"trials": len(first), "killed": killed, "failed by a kill": len(failed)}
+    numbers |= {"refused by their mechanism": seeds, "done at last": sum(trial.status == "done" for trial in second)}
+    yield outcome("trials", {"comparison": "digits, five mechanisms"}, numbers, wrong)
 
 
 def determinism(folder: Path, names: list[str]) -> Iterator[Result]:

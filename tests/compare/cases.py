@@ -5,7 +5,6 @@ import random
 
 from subquad.compare.report.schema import (
     ApproximationPoint,
-    Cell,
     CurvePoint,
     EpochCost,
     LengthPoint,
@@ -16,6 +15,7 @@ from subquad.compare.report.schema import (
     Result,
     Score,
     Timing,
+    Trial,
 )
 
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -50,12 +50,12 @@ def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result
     for seed in range(1, seeds + 1):
         luck = draw.gauss(0, 0.15)
         for label in labels:
-            result.cells.append(_cell(draw, label, seed, luck))
-    failing = [cell for cell in result.cells if cell.mechanism == "performer" and cell.seed == seeds and seeds > 1]
-    for cell in failing:
-        cell.reason = "the loss was not finite at update 3,100"
-        cell.status, cell.scores, cell.training_seconds = "failed", {}, None
-        cell.curve = [CurvePoint(update=500 * i, seconds=50 * i, loss=3 + 0.4 * i, value=18 - i) for i in range(1, 7)]
+            result.trials.append(_trial(draw, label, seed, luck))
+    failing = [trial for trial in result.trials if trial.mechanism == "performer" and trial.seed == seeds and seeds > 1]
+    for trial in failing:
+        trial.reason = "the loss was not finite at update 3,100"
+        trial.status, trial.scores, trial.training_seconds = "failed", {}, None
+        trial.curve = [CurvePoint(update=500 * i, seconds=50 * i, loss=3 + 0.4 * i, value=18 - i) for i in range(1, 7)]
     if seeds == 1:
         result.paired = [_pair(result, label) for label in labels[1:]]
     for label in labels:
@@ -68,7 +68,7 @@ def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result
     return result
 
 
-def _cell(draw: random.Random, label: str, seed: int, luck: float) -> Cell:
+def _trial(draw: random.Random, label: str, seed: int, luck: float) -> Trial:
     bleu, fixed, _, size = SHAPES[label]
     value = bleu + luck + draw.gauss(0, 0.12)
     seconds = 400 * (1 + 20 * fixed)
@@ -82,7 +82,7 @@ def _cell(draw: random.Random, label: str, seed: int, luck: float) -> Cell:
         )
         for update in updates
     ]
-    return Cell(
+    return Trial(
         mechanism=label,
         seed=seed,
         status="done",
@@ -100,7 +100,7 @@ def _cell(draw: random.Random, label: str, seed: int, luck: float) -> Cell:
 
 
 def _pair(result: Result, label: str) -> Paired:
-    ours, base = (result.cells_of(name)[0].scores["BLEU"].value for name in (label, result.baseline))
+    ours, base = (result.trials_of(name)[0].scores["BLEU"].value for name in (label, result.baseline))
     difference = ours - base
     p = math.exp(-4 * abs(difference))
     return Paired(

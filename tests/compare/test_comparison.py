@@ -1,4 +1,4 @@
-"""Whole comparisons as people run them: cells in processes of their own, interrupted, shared, failing, taken over."""
+"""Whole comparisons as people run them: trials in processes of their own, interrupted, shared, failing, taken over."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def compared(out: Path, *more: str, mixers: list[str] = MIXERS, measured: list[s
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two cells that end well, and one that fails."""
+    """Two trials that end well, and one that fails."""
     out = tmp_path_factory.mktemp("comparison") / "out"
     assert compared(out) == 1, "a failed training makes the exit code, after everything else"
     return out
@@ -44,12 +44,12 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 def times_of(out: Path) -> dict[str, int]:
     """When every file of the computed pieces was written."""
-    parts = [path for name in ("cells", "lengths") for path in (out / name).rglob("*")]
+    parts = [path for name in ("trials", "lengths") for path in (out / name).rglob("*")]
     return {str(path.relative_to(out)): path.lstat().st_mtime_ns for path in parts if path.is_file()}
 
 
 def status(result: Result) -> dict[str, str]:
-    return {f"{cell.mechanism} {cell.seed}": cell.status for cell in result.cells}
+    return {f"{trial.mechanism} {trial.seed}": trial.status for trial in result.trials}
 
 
 # ---------------------------------------------------------------------- one comparison
@@ -58,23 +58,23 @@ def status(result: Result) -> dict[str, str]:
 def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
     result = read_result(finished / "result.json")
     assert status(result) == {"softmax 1": "done", "eva 1": "done", "linformer 1": "failed"}
-    failed = result.cells[2]
+    failed = result.trials[2]
     assert (
         failed.reason == "training: linformer: length 16 is above the maximum of 4; build it with max_length=16 or more"
     )
-    for cell in result.cells[:2]:
-        assert set(cell.scores) == {"top-1", "top5"}
-        assert cell.scores["top-1"].samples == 250
-        assert 0 <= cell.scores["top-1"].value <= 100
-        assert [point.update for point in cell.curve] == [2]
-        assert cell.curve[-1].seconds == pytest.approx(cell.training_seconds)
-        assert cell.peak_bytes is not None
-        assert cell.peak_bytes > 50 << 20
-        assert (finished / str(cell.per_sample)).is_file()
+    for trial in result.trials[:2]:
+        assert set(trial.scores) == {"top-1", "top5"}
+        assert trial.scores["top-1"].samples == 250
+        assert 0 <= trial.scores["top-1"].value <= 100
+        assert [point.update for point in trial.curve] == [2]
+        assert trial.curve[-1].seconds == pytest.approx(trial.training_seconds)
+        assert trial.peak_bytes is not None
+        assert trial.peak_bytes > 50 << 20
+        assert (finished / str(trial.per_sample)).is_file()
     assert result.metric.floor == pytest.approx(10 + 200 * math.sqrt(0.1 * 0.9 / 250)), "ten classes"
-    assert result.cells[0].data_order == result.cells[1].data_order is not None
+    assert result.trials[0].data_order == result.trials[1].data_order is not None
     (pair,) = result.paired
-    scores = [cell.scores["top-1"].value for cell in result.cells[:2]]
+    scores = [trial.scores["top-1"].value for trial in result.trials[:2]]
     assert pair.difference == pytest.approx(scores[1] - scores[0])
     assert pair.samples == 250
     assert [epoch.mechanism for epoch in result.epochs] == ["softmax", "eva"]
@@ -85,7 +85,7 @@ def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
 
 def test_numbers_carry_the_config_of_what_was_measured(finished: Path) -> None:
     result = read_result(finished / "result.json")
-    eva = result.cells[1].config["encoder"]
+    eva = result.trials[1].config["encoder"]
     assert (eva["name"], eva["window"], eva["landmarks"], eva["dims"]) == ("eva", 2, 4, 2), "the recipe's own options"
     points = {(point.mechanism, point.part, point.length): point for point in result.lengths}
     assert set(points) == {
@@ -167,9 +167,9 @@ def test_other_comparisons_and_mistakes_are_refused(
 
 
 def test_shares_and_their_merge_are_the_whole(finished: Path, copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The second of three cells is not evaluated yet: its share does that and nothing else, and makes no result."""
+    """The second of three trials is not evaluated yet: its share does that and nothing else, and makes no result."""
     whole = read_result(finished / "result.json")
-    for name in ("cells/eva-seed1/cell.json", "cells/eva-seed1/evaluation.json", "result.json", "report.html"):
+    for name in ("trials/eva-seed1/trial.json", "trials/eva-seed1/evaluation.json", "result.json", "report.html"):
         (copied / name).unlink()
     shutil.rmtree(copied / "lengths")
     assert compared(copied, "--merge") == 1
@@ -188,26 +188,26 @@ def test_shares_and_their_merge_are_the_whole(finished: Path, copied: Path, caps
     assert not any("checkpoints" in name for name in new), "the run was finished"
     assert compared(copied, "--merge") == 1
     merged = read_result(copied / "result.json")
-    assert [cell.scores for cell in merged.cells] == [cell.scores for cell in whole.cells]
+    assert [trial.scores for trial in merged.trials] == [trial.scores for trial in whole.trials]
     assert merged.paired == whole.paired
 
 
-def test_a_finished_run_is_a_cell(copied: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(copied / "cells" / "eva-seed1", tmp_path / "mine", symlinks=False))
+def test_a_finished_run_is_a_trial(copied: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(copied / "trials" / "eva-seed1", tmp_path / "mine", symlinks=False))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     shutil.rmtree(copied / "lengths")
     assert compared(copied, "--run", f"mine={run}", measured=["--lengths", "", "--tokens", "64", "--repeats", "1"]) == 1
     result = read_result(copied / "result.json")
     assert status(result)["mine 1"] == "done"
-    cells = {cell.mechanism: cell for cell in result.cells}
-    assert cells["mine"].scores == cells["eva"].scores
-    assert cells["mine"].config == cells["eva"].config
-    assert cells["mine"].data_order == cells["eva"].data_order
+    trials = {trial.mechanism: trial for trial in result.trials}
+    assert trials["mine"].scores == trials["eva"].scores
+    assert trials["mine"].config == trials["eva"].config
+    assert trials["mine"].data_order == trials["eva"].data_order
     assert {path: path.stat().st_mtime_ns for path in before} == before, "the run stays as it was"
 
 
-def test_cells_of_another_comparison_are_refused(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = copied / "cells" / "eva-seed1" / "cell.json"
+def test_trials_of_another_comparison_are_refused(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = copied / "trials" / "eva-seed1" / "trial.json"
     content: dict[str, Any] = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "key": "another"}))
     assert compared(copied) == 1
@@ -231,7 +231,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     words += ["--lengths", "", "--out", str(out)]
     line = [sys.executable, "-m", "subquad.cli.main", *words]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible)
-    metrics = out / "cells" / "softmax-seed1" / "metrics.jsonl"
+    metrics = out / "trials" / "softmax-seed1" / "metrics.jsonl"
     end = time.monotonic() + 120
     while not (metrics.exists() and '"valid"' in metrics.read_text()):
         assert process.poll() is None, process.communicate()[1]
@@ -241,9 +241,9 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert said.endswith("subquad: interrupted\n")
-    assert not (out / "cells" / "softmax-seed1" / "cell.json").exists()
-    assert list((out / "claims").iterdir()) == [], "nothing is claimed any more"
-    (out / "cells" / "softmax-seed1" / "log.txt").rename(tmp_path / "first.txt")
+    assert not (out / "trials" / "softmax-seed1" / "trial.json").exists()
+    assert list((out / "locks").iterdir()) == [], "no lock is left"
+    (out / "trials" / "softmax-seed1" / "log.txt").rename(tmp_path / "first.txt")
     # the rest of its 400 updates is not what this is about
     updates = 5 * metrics.read_text().count('"valid"') + 10
     given = json.loads((out / "comparison.json").read_text())
@@ -251,10 +251,10 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     (out / "comparison.json").write_text(json.dumps(given))
     words[words.index("train.updates=400")] = f"train.updates={updates}"
     assert command(words) == 0
-    assert "resumed at update" in (out / "cells" / "softmax-seed1" / "log.txt").read_text()
-    (cell,) = read_result(out / "result.json").cells
-    assert cell.status == "done"
-    assert [point.update for point in cell.curve] == list(range(5, updates + 1, 5))
-    seconds = [point.seconds for point in cell.curve]
+    assert "resumed at update" in (out / "trials" / "softmax-seed1" / "log.txt").read_text()
+    (trial,) = read_result(out / "result.json").trials
+    assert trial.status == "done"
+    assert [point.update for point in trial.curve] == list(range(5, updates + 1, 5))
+    seconds = [point.seconds for point in trial.curve]
     assert seconds == sorted(seconds, key=float)  # type: ignore[arg-type]
-    assert os.path.relpath(out / str(cell.run), out) == "cells/softmax-seed1"
+    assert os.path.relpath(out / str(trial.run), out) == "trials/softmax-seed1"

@@ -1,17 +1,17 @@
-"""The verdict: what it claims follows from the numbers, and where they are not enough it says so."""
+"""The conclusions: what they claim follows from the numbers, and where those are not enough they say so."""
 
 import pytest
 
-from subquad.compare.report.conclusions import verdict
-from subquad.compare.report.formatting import listed, number, probability, size, times
-from subquad.compare.report.schema import Cell, LengthPoint, Paired, Result
+from subquad.compare.report.conclusions import conclusions
+from subquad.compare.report.formatting import format_bytes, format_number, format_p, format_ratio, join_words
+from subquad.compare.report.schema import LengthPoint, Paired, Result, Trial
 from subquad.tasks import task_class
 from tests.compare.cases import synthetic
 from tests.compare.test_statistics import bare, timed, trained
 
 
 def texts(result: Result, kind: str) -> str:
-    return "\n".join(finding.text for finding in verdict(result) if finding.kind == kind)
+    return "\n".join(finding.text for finding in conclusions(result) if finding.kind == kind)
 
 
 def paired(label: str, difference: float, p: float, width: float = 0.2) -> Paired:
@@ -20,7 +20,7 @@ def paired(label: str, difference: float, p: float, width: float = 0.2) -> Paire
 
 
 def test_nothing_measured() -> None:
-    found = verdict(bare())
+    found = conclusions(bare())
     assert [finding.text for finding in found] == [
         "Nothing can be concluded yet: no mechanism was compared with softmax."
     ]
@@ -33,7 +33,7 @@ def test_a_significant_loss_is_stated_with_its_gain() -> None:
     result.paired.append(paired("eva", -0.4, 0.01))
     timed(result, "softmax", {1024: 4.0, 2048: 31.0})
     timed(result, "eva", {1024: 5.0, 2048: 10.0})
-    first = verdict(result)[0]
+    first = conclusions(result)[0]
     assert first.text == "At 2,048 tokens eva trains 3.1× as fast as softmax and is worse by 0.40 BLEU."
     assert first.detail == "Difference −0.40 BLEU, 95% interval −0.60 to −0.20, p = 0.010, 1 seed."
 
@@ -45,7 +45,7 @@ def test_a_difference_too_small_for_the_usual_digits_is_not_shown_as_zero() -> N
     result.paired.append(paired("eva", 0.002, 0.01, width=0.001))
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    first = verdict(result)[0]
+    first = conclusions(result)[0]
     assert first.text.endswith("and is better by 0.002 BLEU.")
     assert first.detail.startswith("Difference +0.002 BLEU, 95% interval +0.001 to +0.003")
 
@@ -57,7 +57,7 @@ def test_a_difference_that_is_not_significant_is_no_loss() -> None:
     result.paired.append(paired("eva", -0.4, 0.2, width=0.7))
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    assert verdict(result)[0].text.endswith("as softmax, with no significant difference in BLEU.")
+    assert conclusions(result)[0].text.endswith("as softmax, with no significant difference in BLEU.")
     quality = texts(result, "quality")
     assert quality.startswith("Not significantly different from softmax (27.50 BLEU, 1 seed): eva −0.40 (−1.10 to")
     assert "worse" not in quality
@@ -70,7 +70,7 @@ def test_for_perplexity_more_is_worse() -> None:
     result.paired.append(paired("eva", 0.4, 0.01))
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    assert "is worse by 0.40" in verdict(result)[0].text
+    assert "is worse by 0.40" in conclusions(result)[0].text
     assert texts(result, "quality").startswith("Significantly worse")
 
 
@@ -79,9 +79,9 @@ def test_a_better_mechanism_without_costs() -> None:
     trained(result, "softmax", [27.0])
     trained(result, "eva", [28.0])
     result.paired.append(paired("eva", 1.0, 0.001))
-    assert verdict(result)[0].text == "eva is better than softmax by 1.00 BLEU."
+    assert conclusions(result)[0].text == "eva is better than softmax by 1.00 BLEU."
     result.paired[0].p_value = 0.5
-    assert verdict(result)[0].text.startswith("No mechanism is significantly better than softmax")
+    assert conclusions(result)[0].text.startswith("No mechanism is significantly better than softmax")
 
 
 def test_the_sound_mechanism_is_preferred_to_the_faster_one() -> None:
@@ -92,7 +92,7 @@ def test_the_sound_mechanism_is_preferred_to_the_faster_one() -> None:
     result.paired = [paired("eva", -0.1, 0.7), paired("lara", -5.0, 0.001)]
     for label, ms in (("softmax", 30.0), ("eva", 10.0), ("lara", 5.0)):
         timed(result, label, {2048: ms})
-    assert "eva trains 3.0× as fast" in verdict(result)[0].text
+    assert "eva trains 3.0× as fast" in conclusions(result)[0].text
     assert "Training speed at 2,048 tokens (whole model, softmax = 1): lara 6.0× and eva 3.0×." in texts(result, "cost")
 
 
@@ -104,18 +104,18 @@ def test_what_only_the_correction_makes_insignificant_is_not_called_equal() -> N
     result.paired = [paired("eva", -0.3, 0.03), paired("lara", -0.5, 0.03)]
     for label, ms in (("softmax", 30.0), ("eva", 10.0), ("lara", 5.0)):
         timed(result, label, {2048: ms})
-    assert verdict(result)[0].text == (
+    assert conclusions(result)[0].text == (
         "At 2,048 tokens eva trains 3.0× as fast as softmax; its difference in BLEU is not significant once corrected "
         "for 2 comparisons."
     )
-    assert verdict(result)[0].detail == "Difference −0.30 BLEU, 95% interval −0.50 to −0.10, p = 0.060, 1 seed."
+    assert conclusions(result)[0].detail == "Difference −0.30 BLEU, 95% interval −0.50 to −0.10, p = 0.060, 1 seed."
 
 
 def test_times_within_the_noise_are_no_claim() -> None:
     result = bare()
     timed(result, "softmax", {1024: 10.0, 2048: 10.0}, spread=0.1)
     timed(result, "eva", {1024: 9.5, 2048: 9.5}, spread=0.1)
-    assert verdict(result)[0].text == "At 2,048 tokens no mechanism trains clearly faster than softmax."
+    assert conclusions(result)[0].text == "At 2,048 tokens no mechanism trains clearly faster than softmax."
     cost = texts(result, "cost")
     assert "no clear difference for eva" in cost
     assert "eva at none up to the longest (1,024 to 2,048)" in cost
@@ -125,7 +125,7 @@ def test_speed_without_quality_is_called_that() -> None:
     result = bare()
     timed(result, "softmax", {2048: 10.0})
     timed(result, "eva", {2048: 1.0})
-    assert verdict(result)[0].text == (
+    assert conclusions(result)[0].text == (
         "At 2,048 tokens eva trains 10.0× as fast as softmax; their BLEU was not compared."
     )
     assert "Training is clearly faster" not in texts(result, "cost")  # one length has no crossover
@@ -137,7 +137,7 @@ def test_a_length_the_baseline_cannot_do_is_not_compared() -> None:
     timed(result, "eva", {1024: 5.0, 2048: 9.0})
     failed = LengthPoint(mechanism="softmax", part="full", length=2048, batch=1, status="failed", reason="no memory")
     result.lengths.append(failed)
-    assert verdict(result)[0].text.startswith("At 1,024 tokens")
+    assert conclusions(result)[0].text.startswith("At 1,024 tokens")
     assert texts(result, "caveat") == "softmax has no costs at 2,048 tokens (failed: no memory)."
 
 
@@ -146,15 +146,15 @@ def test_the_length_asked_for() -> None:
     result.focus_length = 1500
     timed(result, "softmax", {1024: 10.0, 2048: 20.0, 4096: 40.0})
     timed(result, "eva", {1024: 5.0, 2048: 5.0, 4096: 5.0})
-    assert verdict(result)[0].text.startswith("At 1,024 tokens eva trains 2.0×")
+    assert conclusions(result)[0].text.startswith("At 1,024 tokens eva trains 2.0×")
 
 
 def test_failures_and_gaps_are_named() -> None:
     result = bare("softmax eva lara")
-    result.cells = [
-        Cell(mechanism="softmax", seed=1, status="done"),
-        Cell(mechanism="eva", seed=1, status="failed", reason="the loss was not finite"),
-        Cell(mechanism="lara", seed=1),
+    result.trials = [
+        Trial(mechanism="softmax", seed=1, status="done"),
+        Trial(mechanism="eva", seed=1, status="failed", reason="the loss was not finite"),
+        Trial(mechanism="lara", seed=1),
     ]
     caveats = texts(result, "caveat").splitlines()
     assert "eva (seed 1) failed: the loss was not finite." in caveats
@@ -190,7 +190,7 @@ def test_models_that_have_learned_nothing_are_called_so(
         trained(result, label, [value])
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    first = verdict(result)[0].text
+    first = conclusions(result)[0].text
     assert first.startswith("No model has learned anything yet: ") == (said is not None)
     assert said is None or said in first
     assert "eva 3.1×" in texts(result, "cost"), "costs do not depend on it"
@@ -207,7 +207,7 @@ def test_an_unfair_comparison_is_said() -> None:
     assert "primal +3.3%" in texts(result, "caveat")
     assert "order of the data" not in texts(result, "caveat")
     assert "setting" not in texts(result, "caveat")
-    result.cells_of("eva")[0].data_order = "another"
+    result.trials_of("eva")[0].data_order = "another"
     result.lengths[3].setting = result.lengths[3].setting | {"threads": 8}
     assert "The order of the data differs between mechanisms" in texts(result, "caveat")
     assert "not all measured under one setting (threads differ)" in texts(result, "caveat")
@@ -224,17 +224,17 @@ def test_two_seeds_are_rarely_enough() -> None:
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        (number(1234.5, 1), "1,234.5"),
-        (number(-0.001, 2, sign=True), "+0.00"),
-        (number(-0.5, 1), "−0.5"),
-        (times(3.14), "3.1×"),
-        (times(0.123), "0.12×"),
-        (size(3 * 2**20), "3.0 MiB"),
-        (size(1.5 * 2**30), "1.5 GiB"),
-        (probability(0.0001), "p < 0.001"),
-        (probability(0.25), "p = 0.25"),
-        (probability(0.0496), "p = 0.0496"),
-        (listed(["a", "b", "c"]), "a, b and c"),
+        (format_number(1234.5, 1), "1,234.5"),
+        (format_number(-0.001, 2, sign=True), "+0.00"),
+        (format_number(-0.5, 1), "−0.5"),
+        (format_ratio(3.14), "3.1×"),
+        (format_ratio(0.123), "0.12×"),
+        (format_bytes(3 * 2**20), "3.0 MiB"),
+        (format_bytes(1.5 * 2**30), "1.5 GiB"),
+        (format_p(0.0001), "p < 0.001"),
+        (format_p(0.25), "p = 0.25"),
+        (format_p(0.0496), "p = 0.0496"),
+        (join_words(["a", "b", "c"]), "a, b and c"),
     ],
 )
 def test_words(shown: str, expected: str) -> None:

@@ -155,7 +155,7 @@ def test_the_failed_run_is_seen(opened: Opened) -> None:
     row = opened.page.locator("section:has(#table-title) tr[data-state=failed]")
     assert row.locator("th").inner_text() == "performer"
     assert row.locator("td").last.inner_text() == "2 done, 1 failed"
-    assert "performer (seed 3) failed: the loss was not finite" in opened.text("#verdict .caveat")
+    assert "performer (seed 3) failed: the loss was not finite" in opened.text("#conclusions .caveat")
     assert "softmax at 16,384 tokens: failed, out of memory" in opened.text("#lengths-note")
 
 

@@ -1,4 +1,4 @@
-"""The pieces of a comparison: claims, child processes, mechanisms in models, curves, lengths."""
+"""The pieces of a comparison: locks, child processes, mechanisms in models, curves, lengths."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from subquad.cli.compare import parse_seeds, parse_share
-from subquad.compare.comparison import Share
-from subquad.compare.locks import claimed
-from subquad.compare.measure.approximation import measure_approximation, why_not
+from subquad.cli.compare import parse_seeds, parse_shard
+from subquad.compare.comparison import Shard
+from subquad.compare.locks import try_lock
+from subquad.compare.measure.approximation import measure_approximation, not_comparable_reason
 from subquad.compare.measure.cache import length_steps, run_length, worker_of
 from subquad.compare.measure.lengths import Shape, config_at, measure_length, parts_of, shape_at
-from subquad.compare.plan import CellName, Plan
+from subquad.compare.plan import Plan, TrialName
 from subquad.compare.report.schema import LengthPoint, Timing
 from subquad.compare.run_summary import curve
 from subquad.compare.subprocesses import Worker, run_module
@@ -92,38 +92,38 @@ def test_labels_must_name_different_files() -> None:
         planned(PAIRS, ["eva 1=eva", "eva/1=eva"])
 
 
-def test_cells_and_shares() -> None:
+def test_trials_and_shares() -> None:
     plan = planned(PAIRS, ["eva"])
-    assert plan.cells() == [CellName(label, seed) for seed in (1, 2) for label in ("softmax", "eva")]
-    shares = [Share(number, 3).cells(plan.cells()) for number in (1, 2, 3)]
-    assert sorted(cell for share in shares for cell in share) == sorted(plan.cells())
-    assert plan.recipe_of(CellName("eva", 2))["train"]["seed"] == 2
-    keys = {plan.key_of(cell) for cell in plan.cells()}
+    assert plan.trials() == [TrialName(label, seed) for seed in (1, 2) for label in ("softmax", "eva")]
+    shares = [Shard(number, 3).trials(plan.trials()) for number in (1, 2, 3)]
+    assert sorted(trial for share in shares for trial in share) == sorted(plan.trials())
+    assert plan.recipe_of(TrialName("eva", 2))["train"]["seed"] == 2
+    keys = {plan.key_of(trial) for trial in plan.trials()}
     assert len(keys) == 4
     assert parse_seeds("3", 5) == (5, 6, 7)
     assert parse_seeds("7,", 1) == (7,)
     assert parse_seeds("4,2,4", 1) == (4, 2)
-    assert parse_share("2/3") == Share(2, 3)
+    assert parse_shard("2/3") == Shard(2, 3)
 
 
-# ---------------------------------------------------------------------- claims and children
+# ---------------------------------------------------------------------- locks and child processes
 
 
-def test_a_claim_is_one_process_s_until_that_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "claims" / "eva-1"
-    with claimed(path) as first:
-        with claimed(path) as second:
+def test_a_lock_is_one_process_s_until_that_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "locks" / "eva-1"
+    with try_lock(path) as first:
+        with try_lock(path) as second:
             assert (first, second) == (True, False)
         assert path.exists()
         long_ago = path.stat().st_mtime - 1000
         os.utime(path, (long_ago, long_ago))
-        with claimed(path) as third:
+        with try_lock(path) as third:
             assert third
-            with claimed(path) as fourth:
+            with try_lock(path) as fourth:
                 assert not fourth
             later = path.stat().st_mtime + 1000
             os.utime(path, (later, later))
-            with claimed(path) as fifth:
+            with try_lock(path) as fifth:
                 assert fifth, "nobody touches it: the clock was set back after its owner was gone"
     assert list(path.parent.iterdir()) == []
 
@@ -258,8 +258,10 @@ def test_a_window_over_everything_is_exact_attention() -> None:
 
 
 def test_which_mechanisms_approximate_softmax_attention() -> None:
-    assert why_not("softmax") == "it is exact"
-    assert {name: why_not(name) is None for name in ("eva", "lara", "ra", "linformer", "primal", "lightconv")} == {
+    assert not_comparable_reason("softmax") == "it is exact"
+    assert {
+        name: not_comparable_reason(name) is None for name in ("eva", "lara", "ra", "linformer", "primal", "lightconv")
+    } == {
         "eva": True,
         "lara": True,
         "ra": True,

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from subquad.compare.report.schema import (
-    Cell,
     LengthPoint,
     Mechanism,
     Metric,
@@ -18,6 +17,7 @@ from subquad.compare.report.schema import (
     Result,
     Score,
     Timing,
+    Trial,
     read_result,
     write_result,
 )
@@ -29,7 +29,7 @@ from subquad.compare.report.statistics import (
     pareto,
     quality,
     same_data_order,
-    speeds,
+    speed_ratios,
     t_probability,
     t_quantile,
 )
@@ -48,7 +48,7 @@ def trained(result: Result, label: str, values: list[float]) -> None:
     """Adds one finished run for each value, with seeds 1, 2, ..."""
     for seed, value in enumerate(values, 1):
         scores = {"BLEU": Score(value=value)}
-        result.cells.append(Cell(mechanism=label, seed=seed, status="done", scores=scores))
+        result.trials.append(Trial(mechanism=label, seed=seed, status="done", scores=scores))
 
 
 def timed(result: Result, label: str, ms: dict[int, float], spread: float = 0.01) -> None:
@@ -70,18 +70,18 @@ def test_a_result_survives_its_file(tmp_path: Path) -> None:
 def test_a_result_is_filled_piece_by_piece(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     result = bare()
-    result.cells.append(Cell(mechanism="eva", seed=1))
+    result.trials.append(Trial(mechanism="eva", seed=1))
     write_result(result, path)
     again = read_result(path)
-    cell = again.cells[0]
-    cell.status, cell.parameters = "done", 12
+    trial = again.trials[0]
+    trial.status, trial.parameters = "done", 12
     write_result(again, path)
-    assert read_result(path).cells_of("eva")[0].parameters == 12
+    assert read_result(path).trials_of("eva")[0].parameters == 12
 
 
 def test_what_nobody_compares_is_refused(tmp_path: Path) -> None:
     result = bare()
-    result.cells.append(Cell(mechanism="lara", seed=1))
+    result.trials.append(Trial(mechanism="lara", seed=1))
     with pytest.raises(ValidationError, match="no mechanism is labelled lara"):
         write_result(result, tmp_path / "result.json")
     assert not (tmp_path / "result.json").exists()
@@ -91,7 +91,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
     with pytest.raises(ValidationError):
         Score(value=math.nan)
     with pytest.raises(ValidationError, match="reason"):
-        Cell(mechanism="eva", seed=1, status="failed")
+        Trial(mechanism="eva", seed=1, status="failed")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
     [
         ({"format": "subquad-comparison-9"}, "does not describe a comparison of format subquad-comparison-1"),
         ({"baseline": "lara"}, "no mechanism is labelled lara"),
-        ({"cells": [{"mechanism": "eva", "seed": "x"}]}, r"cells\.0\.seed"),
+        ({"trials": [{"mechanism": "eva", "seed": "x"}]}, r"trials\.0\.seed"),
     ],
 )
 def test_damaged_files_are_one_clear_line(tmp_path: Path, change: dict, message: str) -> None:
@@ -138,8 +138,8 @@ def test_quality_over_seeds_and_of_one_run() -> None:
     assert estimate.high == pytest.approx(12 + 4.302653 * 2 / math.sqrt(3), rel=1e-6)
     assert quality(result, "eva") is None
 
-    result.cells.append(
-        Cell(mechanism="eva", seed=1, status="done", scores={"BLEU": Score(value=9, low=8, high=11, samples=100)})
+    result.trials.append(
+        Trial(mechanism="eva", seed=1, status="done", scores={"BLEU": Score(value=9, low=8, high=11, samples=100)})
     )
     single = quality(result, "eva")
     assert single is not None
@@ -248,7 +248,7 @@ def test_other_batches_are_not_compared() -> None:
     timed(result, "softmax", {256: 2.0})
     timed(result, "eva", {256: 1.0})
     result.lengths[-1].batch = 4
-    assert speeds(result, "eva", "full", "training") == []
+    assert speed_ratios(result, "eva", "full", "training") == []
 
 
 @given(
@@ -298,7 +298,7 @@ def test_parameters_and_data_order() -> None:
     result = synthetic()
     assert list(parameter_mismatch(result)) == ["primal"]
     assert same_data_order(result) is True
-    done = result.cells_of("eva")[0]
+    done = result.trials_of("eva")[0]
     done.data_order = "another"
     assert same_data_order(result) is False
     done.data_order = None
@@ -311,7 +311,7 @@ def test_parameters_and_data_order() -> None:
 def test_the_table_leaves_out_columns_without_numbers() -> None:
     result = bare()
     trained(result, "softmax", [30.0])
-    result.cells.append(Cell(mechanism="eva", seed=1, status="failed", reason="out of memory"))
+    result.trials.append(Trial(mechanism="eva", seed=1, status="failed", reason="out of memory"))
     shown = table(result)
     assert shown.headers == ["mechanism", "BLEU (95% interval)", "runs"]
     assert shown.rows == [["softmax", "30.00", "1 done"], ["eva", "–", "1 failed"]]

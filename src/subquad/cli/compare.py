@@ -12,7 +12,7 @@ from subquad.cli.output import print_table, progress
 from subquad.packages import plugins
 
 if TYPE_CHECKING:
-    from subquad.compare.comparison import Comparison, Share
+    from subquad.compare.comparison import Comparison, Shard
     from subquad.compare.plan import Plan
     from subquad.compare.report.schema import Result
 
@@ -51,7 +51,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="The comparison's folder; default: runs/compare- and the recipe's name.")
     ] = None,
-    only: Annotated[str | None, typer.Option(metavar="K/N", help="Do the K-th of N shares; make no result.")] = None,
+    only: Annotated[str | None, typer.Option(metavar="K/N", help="Do the K-th of N shards; make no result.")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Compute nothing; make the result of what is there.")] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try failed trainings once more.")] = False,
 ) -> None:
@@ -69,7 +69,7 @@ def compare(
     subquad compare recipes/small/digits.yaml --mixers linear --only 1/2 --out /shared/digits
     subquad compare recipes/small/digits.yaml --merge --out /shared/digits
     """
-    share = parse_share(only)
+    shard = parse_shard(only)
     out = out or Path("runs") / f"compare-{recipe.stem}"
     from subquad.compare.plan import read_plan
     from subquad.train.recipe import read_recipe
@@ -104,7 +104,7 @@ def compare(
 
     comparison = Comparison(out, plan, baseline, seconds, retry)
     if not merge:
-        work(comparison, share)
+        work(comparison, shard)
     if only is None:
         finish(comparison, recipe.stem, shlex.join(given))
 
@@ -145,14 +145,14 @@ def make_plan(
     return open_plan(plan, out)
 
 
-def work(comparison: "Comparison", share: "Share") -> None:
+def work(comparison: "Comparison", shard: "Shard") -> None:
     """Computes what is open; Ctrl-C and the end of a job's time leave something to go on with."""
-    with terminated_as_interrupted(), progress(comparison.steps(share)) as step:
-        comparison.run(step, share)
+    with terminated_as_interrupted(), progress(comparison.steps(shard)) as step:
+        comparison.run(step, shard)
 
 
 def finish(comparison: "Comparison", title: str, command: str) -> None:
-    """Writes the result and the page, and prints the table and the verdict; failed cells are an error at the end."""
+    """Writes the result and the page, and prints table and conclusions; failed trials are an error at the end."""
     from subquad.compare.report.assemble import assemble
     from subquad.compare.report.html import write_page
     from subquad.compare.report.schema import write_result
@@ -163,20 +163,22 @@ def finish(comparison: "Comparison", title: str, command: str) -> None:
     write_page(result, out / "report.html")
     show(result)
     print(f"\n{out / 'report.html'}: the page; {out / 'result.json'}: every number")
-    failed = [f"{cell.mechanism}, seed {cell.seed}: {cell.reason}" for cell in result.cells if cell.status == "failed"]
+    failed = [
+        f"{trial.mechanism}, seed {trial.seed}: {trial.reason}" for trial in result.trials if trial.status == "failed"
+    ]
     if failed:
-        raise ValueError(f"{len(failed)} of {len(result.cells)} trainings failed ({'; '.join(failed)})")
+        raise ValueError(f"{len(failed)} of {len(result.trials)} trainings failed ({'; '.join(failed)})")
 
 
 def show(result: "Result") -> None:
-    """The table, and the verdict below it."""
-    from subquad.compare.report.conclusions import verdict
+    """The table, and the conclusions below it."""
+    from subquad.compare.report.conclusions import conclusions
     from subquad.compare.report.table import table
 
     shown = table(result)
     print_table(shown.headers, shown.rows, shown.numeric)
     print()
-    for finding in verdict(result):
+    for finding in conclusions(result):
         print(f"{finding.text}{f' {finding.detail}' if finding.detail else ''}")
 
 
@@ -191,13 +193,13 @@ def parse_seeds(text: str, first: int) -> tuple[int, ...]:
     return tuple(range(first, first + numbers[0]))
 
 
-def parse_share(text: str | None) -> "Share":
+def parse_shard(text: str | None) -> "Shard":
     """ "2/3": the second of three."""
-    from subquad.compare.comparison import ALL, Share
+    from subquad.compare.comparison import ALL, Shard
 
     if text is None:
         return ALL
     number, slash, of = text.partition("/")
     if not slash or not 1 <= integer("--only", number) <= integer("--only", of):
         raise ValueError(f"--only {text}: write K/N with K from 1 to N, such as 2/4")
-    return Share(int(number), int(of))
+    return Shard(int(number), int(of))

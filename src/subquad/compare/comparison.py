@@ -1,6 +1,6 @@
-"""The comparison itself: cells first, then what is measured on the machine. Files keep what is done.
+"""The comparison itself: trials first, then what is measured on the machine. Files keep what is done.
 
-Several processes may work in one folder: each piece of work is claimed, and what another process claims is waited for,
+Several processes may work in one folder: each piece of work has a lock, and what another process holds is waited for,
 or taken over if that process is gone.
 """
 
@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from subquad.compare.locks import claimed
+from subquad.compare.locks import try_lock
 from subquad.compare.measure.cache import (
     approximation_is_current,
     decoding_is_current,
@@ -22,10 +22,10 @@ from subquad.compare.measure.cache import (
     stored_lengths,
     worker_of,
 )
-from subquad.compare.plan import CellName, Plan
+from subquad.compare.plan import Plan, TrialName
 from subquad.compare.report.schema import Part
-from subquad.compare.subprocesses import Say, Worker
-from subquad.compare.trials import run_cell, stored_cell
+from subquad.compare.subprocesses import Log, Worker
+from subquad.compare.trials import run_trial, stored_trial
 from subquad.config import nearest
 from subquad.tasks.base import Task
 from subquad.train.recipe import Recipe
@@ -42,22 +42,22 @@ class Progress(Protocol):
     def note(self, message: str) -> None: ...
 
 
-class Share(NamedTuple):
-    """The `number`-th of `of` shares of the cells, counted from 1. The first share also measures the lengths."""
+class Shard(NamedTuple):
+    """The `number`-th of `of` shards of the trials, counted from 1. The first shard also measures the lengths."""
 
     number: int = 1
     of: int = 1
 
-    def cells(self, cells: Sequence[CellName]) -> list[CellName]:
-        return list(cells[self.number - 1 :: self.of])
+    def trials(self, trials: Sequence[TrialName]) -> list[TrialName]:
+        return list(trials[self.number - 1 :: self.of])
 
 
-ALL = Share()
+ALL = Shard()
 
 
 def open_task(recipe: Recipe, out: Path) -> Task:
-    """The recipe's data, which is prepared once for all cells."""
-    with _turn(out, "data", lambda message: print(message, file=sys.stderr)):
+    """The recipe's data, which is prepared once for all trials."""
+    with _wait_for_lock(out, "data", lambda message: print(message, file=sys.stderr)):
         return recipe.build_task(out / "data")
 
 
@@ -76,83 +76,83 @@ class Comparison:
     """A comparison in a folder."""
 
     def __init__(self, out: Path, plan: Plan, baseline: str, seconds: float, retry: bool = False) -> None:
-        """seconds: of a training pass, beyond which longer lengths are left out; retry: failed cells once more."""
+        """seconds: of a training pass, beyond which longer lengths are left out; retry: failed trials once more."""
         self.out, self.plan, self.baseline, self.seconds, self.retry = out, plan, baseline, seconds, retry
 
-    def open_cells(self, share: Share = ALL) -> list[CellName]:
+    def open_trials(self, shard: Shard = ALL) -> list[TrialName]:
         """What is not computed yet."""
-        return [name for name in share.cells(self.plan.cells()) if not self._ended(name)]
+        return [name for name in shard.trials(self.plan.trials()) if not self._ended(name)]
 
-    def open_lengths(self, share: Share = ALL) -> list[tuple[Part, int]]:
-        steps = length_steps(self.plan) if share.number == 1 else []
+    def open_lengths(self, shard: Shard = ALL) -> list[tuple[Part, int]]:
+        steps = length_steps(self.plan) if shard.number == 1 else []
         return [step for step in steps if stored_lengths(self.out, self.plan, *step) is None]
 
-    def steps(self, share: Share = ALL) -> int:
+    def steps(self, shard: Shard = ALL) -> int:
         """How often `run` reports progress, at most."""
-        return len(self.open_cells(share)) + len(self.open_lengths(share)) + (2 if share == ALL else 0)
+        return len(self.open_trials(shard)) + len(self.open_lengths(shard)) + (2 if shard == ALL else 0)
 
-    def run(self, progress: Progress, share: Share = ALL) -> None:
-        """Everything that is open, or one share of it."""
-        self._run_cells(progress, share)
+    def run(self, progress: Progress, shard: Shard = ALL) -> None:
+        """Everything that is open, or one shard of it."""
+        self._run_trials(progress, shard)
         with (
-            _turn(self.out, "measurements", progress.note),  # on one machine, one after the other
+            _wait_for_lock(self.out, "measurements", progress.note),  # on one machine, one after the other
             closing(worker_of(self.out)) as worker,
         ):
-            self._measure(worker, progress, share)
+            self._measure(worker, progress, shard)
 
-    def _measure(self, worker: Worker, progress: Progress, share: Share) -> None:
-        for part, length in self.open_lengths(share):
+    def _measure(self, worker: Worker, progress: Progress, shard: Shard) -> None:
+        for part, length in self.open_lengths(shard):
             what = f"{'whole model' if part == 'full' else 'encoder'} at {length:,} tokens"
-            say = _noting(progress, what)
-            points = run_length(worker, self.out, self.plan, (part, length), self.seconds, say)
+            log = _with_prefix(progress, what)
+            points = run_length(worker, self.out, self.plan, (part, length), self.seconds, log)
             done = [point.mechanism for point in points if point.status == "done"]
             progress(f"{what}: {len(done)} of {len(points)} mechanisms measured")
-        if share != ALL:
+        if shard != ALL:
             return
         what = "decoding speed"
         if not decoding_is_current(self.out, self.plan):
-            run_decoding(worker, self.out, self.plan, _noting(progress, what))
+            run_decoding(worker, self.out, self.plan, _with_prefix(progress, what))
         progress(what)
         what = "distance from exact attention"
         if not approximation_is_current(self.out, self.plan, self.baseline):
-            run_approximation(worker, self.out, self.plan, self.baseline, _noting(progress, what))
+            run_approximation(worker, self.out, self.plan, self.baseline, _with_prefix(progress, what))
         progress(what)
 
-    def _run_cells(self, progress: Progress, share: Share) -> None:
-        waiting, tried = self.open_cells(share), set[CellName]()
+    def _run_trials(self, progress: Progress, shard: Shard) -> None:
+        waiting, tried = self.open_trials(shard), set[TrialName]()
         while waiting:
             for name in waiting:
-                with claimed(_claim(self.out, f"{name.label}-{name.seed}")) as own:
+                with try_lock(_lock_path(self.out, f"{name.label}-{name.seed}")) as own:
                     if own and not self._ended(name):
                         tried.add(name)
-                        cell = run_cell(self.out, self.plan, name, _noting(progress, str(name)))
-                        progress(f"{name}: {cell.status}{f' ({cell.reason})' if cell.reason else ''}")
+                        trial = run_trial(self.out, self.plan, name, _with_prefix(progress, str(name)))
+                        progress(f"{name}: {trial.status}{f' ({trial.reason})' if trial.reason else ''}")
             waiting = [name for name in waiting if name not in tried and not self._ended(name)]
             if waiting:
                 progress.note(f"another process works on {'; '.join(map(str, waiting))}: waiting")
                 time.sleep(WAIT)
 
-    def _ended(self, name: CellName) -> bool:
-        stored = stored_cell(self.out, self.plan, name)
-        return stored is not None and (stored.cell.status == "done" or not self.retry)
+    def _ended(self, name: TrialName) -> bool:
+        stored = stored_trial(self.out, self.plan, name)
+        return stored is not None and (stored.trial.status == "done" or not self.retry)
 
 
-def _claim(out: Path, what: str) -> Path:
-    return out / "claims" / "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in what)
+def _lock_path(out: Path, what: str) -> Path:
+    return out / "locks" / "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in what)
 
 
 @contextmanager
-def _turn(out: Path, what: str, say: Say) -> Iterator[None]:
+def _wait_for_lock(out: Path, what: str, log: Log) -> Iterator[None]:
     """Waits until nobody else does this."""
     while True:
-        with claimed(_claim(out, what)) as own:
+        with try_lock(_lock_path(out, what)) as own:
             if own:
                 yield
                 return
-        say(f"another process works on the {what}: waiting")
+        log(f"another process works on the {what}: waiting")
         time.sleep(WAIT)
 
 
-def _noting(progress: Progress, what: str) -> Say:
+def _with_prefix(progress: Progress, what: str) -> Log:
     """Passes on what a child says, with what it is about."""
     return lambda line: progress.note(f"{what}: {line}")

@@ -1,9 +1,9 @@
 """Who works on what, when several processes or machines share a folder.
 
-A piece of work is claimed by a file that only one process can create. While it works it touches the file every few
-seconds; a claim that was not touched for a while belonged to a process that is gone, and is taken over. Ages are
-measured by the folder's own clock, since the clocks of machines differ; a claim of the future was touched before that
-clock was set back.
+The lock of a piece of work is a file that only one process can create. While that process works it touches the file
+every few seconds; a lock that was not touched for a while belonged to a process that is gone, and is taken over. Ages
+are measured by the folder's own clock, since the clocks of machines differ; a lock of the future was touched before
+that clock was set back.
 """
 
 import os
@@ -12,22 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-TOUCHED_EVERY = 10.0
-GONE_AFTER = 90.0
+TOUCH_INTERVAL = 10.0
+STALE_AFTER = 90.0
 """Seconds. Shared file systems may show an old time for up to a minute."""
 
 
 @contextmanager
-def claimed(path: Path, gone_after: float = GONE_AFTER) -> Iterator[bool]:
-    """Whether the claim `path` is this process's, for as long as the block lasts."""
+def try_lock(path: Path, stale_after: float = STALE_AFTER) -> Iterator[bool]:
+    """Whether this process holds the lock `path`, for as long as the block lasts."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not _take(path, gone_after):
+    if not _acquire(path, stale_after):
         yield False
         return
     over = threading.Event()
 
     def touch() -> None:
-        while not over.wait(TOUCHED_EVERY):
+        while not over.wait(TOUCH_INTERVAL):
             with suppress(FileNotFoundError):  # taken over, since this process was suspended for a long time
                 os.utime(path)
 
@@ -41,17 +41,17 @@ def claimed(path: Path, gone_after: float = GONE_AFTER) -> Iterator[bool]:
         path.unlink(missing_ok=True)
 
 
-def _take(path: Path, gone_after: float) -> bool:
+def _acquire(path: Path, stale_after: float) -> bool:
     if _create(path):
         return True
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     try:
-        if abs(_age(path)) < gone_after:
+        if abs(_age(path)) < stale_after:
             return False
         path.rename(old)  # of several that find it old, one gets it
     except FileNotFoundError:  # its owner has just finished, or another took it
         return False
-    fresh = abs(_age(old)) < gone_after  # somebody was faster, and this is already the new owner's
+    fresh = abs(_age(old)) < stale_after  # somebody was faster, and this is already the new owner's
     if fresh:
         old.rename(path)
         return False

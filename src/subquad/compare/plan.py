@@ -16,7 +16,7 @@ from subquad.train.run import differences
 FILE, FORMAT = "comparison.json", "subquad-comparison-plan-1"
 
 
-class CellName(NamedTuple):
+class TrialName(NamedTuple):
     """One training: of what, and with which seed."""
 
     label: str
@@ -38,7 +38,7 @@ class Plan(Options):
     lengths: tuple[int, ...] = Field((), description="at which costs are measured")
     tokens: int = Field(16384, ge=1, description="of a batch at every length")
     repeats: int = Field(3, ge=1, description="of every measurement of time")
-    runs: tuple[TakenRun, ...] = Field((), description="finished runs that are cells")
+    runs: tuple[TakenRun, ...] = Field((), description="finished runs that are trials")
 
     def check(self) -> None:
         slugs: dict[str, str] = {}
@@ -58,24 +58,24 @@ class Plan(Options):
     def variant(self, label: str) -> Variant:
         return next(variant for variant in self.variants if variant.label == label)
 
-    def cells(self) -> list[CellName]:
+    def trials(self) -> list[TrialName]:
         """All trainings, seed by seed, so that the mechanisms can be compared as early as possible."""
-        made = [CellName(variant.label, seed) for seed in self.seeds for variant in self.variants if variant.trained]
-        return list(dict.fromkeys([*made, *(CellName(run.label, run.seed) for run in self.runs)]))
+        made = [TrialName(variant.label, seed) for seed in self.seeds for variant in self.variants if variant.trained]
+        return list(dict.fromkeys([*made, *(TrialName(run.label, run.seed) for run in self.runs)]))
 
-    def run_of(self, cell: CellName) -> Path | None:
-        """The folder of a finished run that is this cell."""
-        return next((Path(run.folder) for run in self.runs if (run.label, run.seed) == cell), None)
+    def run_of(self, trial: TrialName) -> Path | None:
+        """The folder of a finished run that is this trial."""
+        return next((Path(run.folder) for run in self.runs if (run.label, run.seed) == trial), None)
 
-    def recipe_of(self, cell: CellName) -> dict[str, Any]:
-        """The whole recipe of a cell."""
-        train = {**self.recipe["train"], "seed": cell.seed}
-        return {**self.recipe, "model": self.variant(cell.label).model, "train": train}
+    def recipe_of(self, trial: TrialName) -> dict[str, Any]:
+        """The whole recipe of a trial."""
+        train = {**self.recipe["train"], "seed": trial.seed}
+        return {**self.recipe, "model": self.variant(trial.label).model, "train": train}
 
-    def key_of(self, cell: CellName) -> str:
-        """What a cell's numbers depend on, in a few bytes."""
-        run = self.run_of(cell)
-        return digest([self.recipe_of(cell), self.split, None if run is None else str(run)])
+    def key_of(self, trial: TrialName) -> str:
+        """What a trial's numbers depend on, in a few bytes."""
+        run = self.run_of(trial)
+        return digest([self.recipe_of(trial), self.split, None if run is None else str(run)])
 
 
 def open_plan(plan: Plan, out: Path) -> Plan:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from subquad.compare.report.schema import Cell, CurvePoint, EpochCost, Metric, Score
+from subquad.compare.report.schema import CurvePoint, EpochCost, Metric, Score, Trial
 from subquad.compare.variants import mixing_of
 from subquad.data.batches import BatchPlan
 from subquad.data.prefetch import batch_seed
@@ -39,7 +39,7 @@ class Order(NamedTuple):
     targets: int
 
 
-def describe_run(found: Cell, run: Path) -> None:
+def describe_run(found: Trial, run: Path) -> None:
     """Fills in what the run's files say, as far as there are any: a failed run has got somewhere, too."""
     if not (run / RECIPE).exists() or not (run / INPUTS).exists():
         return
@@ -143,7 +143,7 @@ def order_of(run: Path) -> Order | None:
     return Order(total.hexdigest(), -(-len(epochs[0]) // config.accumulate), targets)
 
 
-def epoch_cost(found: Cell, run: Path, order: Order) -> EpochCost | None:
+def epoch_cost(found: Trial, run: Path, order: Order) -> EpochCost | None:
     """An epoch at the run's median speed; where its log is too short to tell, at its mean time for an update."""
     path = latest(checkpoint_folder(run))
     if path is None or not found.training_seconds:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
 """How processes end that were asked to."""
 PATIENCE = 30.0
@@ -40,7 +40,7 @@ def _signal_words(code: int) -> str:
     return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
-def run_module(module: str, words: Sequence[str], log: Path, say: Say) -> Ended:
+def run_module(module: str, words: Sequence[str], log: Path, say: Log) -> Ended:
     """Runs `python -m MODULE WORDS`; what it says goes to the end of `log` and, line by line, to `say`.
 
     A child that was interrupted interrupts its parent.
@@ -83,7 +83,7 @@ class Worker:
         self.words, self.log = [module, *words], log
         self.child: subprocess.Popen[str] | None = None
 
-    def ask(self, request: Mapping[str, Any], say: Say) -> Answer:
+    def ask(self, request: Mapping[str, Any], say: Log) -> Answer:
         """say: told every step that begins."""
         if self.child is None:
             with self.log.open("a", encoding="utf-8") as kept:

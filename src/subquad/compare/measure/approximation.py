@@ -33,13 +33,13 @@ from subquad.tasks.evaluation import to_device
 from subquad.train.recipe import Recipe
 from subquad.train.run import load_run
 
-SWEPT = ("features", "slots", "landmarks", "window")
+COST_OPTIONS = ("features", "slots", "landmarks", "window")
 """Options that trade error for cost, the telling one of a mechanism first."""
 VALUES = (4, 16, 64, 256)
 DRAWS = 3
 ROWS = 4
 LONGEST_RANDOM = 1024
-SETTLED = {"dim", "heads", "causal", "dropout", "attention_dropout", "qkv_bias", "rotary"}
+SHARED_OPTIONS = {"dim", "heads", "causal", "dropout", "attention_dropout", "qkv_bias", "rotary"}
 """Options that the softmax mixer decides, and dropout, which is off."""
 
 
@@ -52,7 +52,7 @@ class Subject(NamedTuple):
     grid: tuple[int, int] | None
 
 
-def why_not(mixer: str) -> str | None:
+def not_comparable_reason(mixer: str) -> str | None:
     """Why a mechanism has no error against softmax attention; None if it has one."""
     if mixer_class(mixer) is Softmax:
         return "it is exact"
@@ -81,10 +81,13 @@ def _measure(plan: Plan, subject: Subject) -> list[ApproximationPoint]:
         target = work["exact"]()
         for variant in plan.variants:
             name, options = _first_mixer(plan, variant.label)
-            if why_not(name) is not None:
+            if not_comparable_reason(name) is not None:
                 continue
             for option, value in _sweep(name, options, x.shape[1], grid):
-                mixers = [_twin(exact, name, options, option, value, x.shape[1], seed) for seed in range(DRAWS)]
+                mixers = [
+                    _with_shared_projections(exact, name, options, option, value, x.shape[1], seed)
+                    for seed in range(DRAWS)
+                ]
                 errors = [relative_distance(mixer(x, grid=grid).y, target) for mixer in mixers]
                 key = f"{variant.label} {option} {value}"
                 work[key] = lambda mixer=mixers[0]: mixer(x, grid=grid).y  # type: ignore[misc]
@@ -114,7 +117,7 @@ def _sweep(name: str, options: dict[str, Any], length: int, grid: tuple[int, int
     Windows of a grid are counted by their sides.
     """
     fields = mixer_class(name).Config.model_fields
-    option = next((option for option in SWEPT if option in fields), None)
+    option = next((option for option in COST_OPTIONS if option in fields), None)
     if option is None:
         return [("", None)]
     most = max(grid) if grid is not None and option == "window" else length
@@ -122,11 +125,11 @@ def _sweep(name: str, options: dict[str, Any], length: int, grid: tuple[int, int
     return [(option, value) for value in sorted({min(value, most) for value in values})]
 
 
-def _twin(
+def _with_shared_projections(
     exact: Softmax, name: str, options: dict[str, Any], option: str, value: Any, length: int, seed: int
 ) -> AttentionMixer:
     """A mixer with the projections of `exact`, in eval mode."""
-    given = {key: own for key, own in options.items() if key not in SETTLED}
+    given = {key: own for key, own in options.items() if key not in SHARED_OPTIONS}
     if option == "landmarks":
         given.pop("chunk_size", None)  # the two exclude each other
     if option:

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from subquad.compare.measure.decoding import Speed
 from subquad.compare.measure.lengths import parts_of, shape_at
-from subquad.compare.plan import CellName, Plan
-from subquad.compare.report.formatting import number
+from subquad.compare.plan import Plan, TrialName
+from subquad.compare.report.formatting import format_number
 from subquad.compare.report.schema import ApproximationPoint, LengthPoint, Part
-from subquad.compare.subprocesses import Say, Worker
-from subquad.compare.trials import cell_folder, stored_cell
+from subquad.compare.subprocesses import Log, Worker
+from subquad.compare.trials import stored_trial, trial_folder
 from subquad.files import read_metadata, write_json
 from subquad.tasks import task_class
 
@@ -49,7 +49,7 @@ def worker_of(out: Path) -> Worker:
 
 
 def run_length(
-    worker: Worker, out: Path, plan: Plan, step: tuple[Part, int], seconds: float, say: Say
+    worker: Worker, out: Path, plan: Plan, step: tuple[Part, int], seconds: float, say: Log
 ) -> list[LengthPoint]:
     """Measures one length. seconds: a mechanism whose training pass took longer at a shorter one is not tried."""
     part, length = step
@@ -92,7 +92,7 @@ def _too_slow(out: Path, plan: Plan, part: Part, length: int, seconds: float) ->
             if point.status != "done":
                 reasons.setdefault(point.mechanism, str(point.reason))
             elif point.training is not None and point.training.median > 1000 * seconds:
-                took = f"a training pass took {point.training.median / 1000:.1f} s at {number(shorter)} tokens"
+                took = f"a training pass took {point.training.median / 1000:.1f} s at {format_number(shorter)} tokens"
                 reasons.setdefault(point.mechanism, f"over the time limit: {took}, the limit is {seconds:g} s")
     return reasons
 
@@ -100,12 +100,12 @@ def _too_slow(out: Path, plan: Plan, part: Part, length: int, seconds: float) ->
 # ---------------------------------------------------------------------- decoding and approximation
 
 
-def trained_runs(out: Path, plan: Plan) -> dict[str, CellName]:
-    """The first finished cell of every mechanism."""
-    found: dict[str, CellName] = {}
-    for name in plan.cells():
-        stored = stored_cell(out, plan, name)
-        if stored is not None and stored.cell.status == "done":
+def trained_runs(out: Path, plan: Plan) -> dict[str, TrialName]:
+    """The first finished trial of every mechanism."""
+    found: dict[str, TrialName] = {}
+    for name in plan.trials():
+        stored = stored_trial(out, plan, name)
+        if stored is not None and stored.trial.status == "done":
             found.setdefault(name.label, name)
     return found
 
@@ -119,22 +119,22 @@ def stored_decoding(out: Path) -> dict[str, Speed]:
 
 
 def decoding_is_current(out: Path, plan: Plan) -> bool:
-    """Whether every mechanism with a finished cell was measured, where models of the task write text."""
+    """Whether every mechanism with a finished trial was measured, where models of the task write text."""
     if not task_class(plan.recipe["task"]).decodes:
         return True
     return stored_decoding(out).keys() >= trained_runs(out, plan).keys()
 
 
-def run_decoding(worker: Worker, out: Path, plan: Plan, say: Say) -> None:
-    """Measures all mechanisms that have a finished cell, side by side."""
+def run_decoding(worker: Worker, out: Path, plan: Plan, say: Log) -> None:
+    """Measures all mechanisms that have a finished trial, side by side."""
     runs = {label: str(_run(out, plan, name)) for label, name in trained_runs(out, plan).items()}
     answer = worker.ask({"kind": "decoding", "runs": runs}, say)
     speeds = answer.found if answer.error is None else {label: [None, answer.error] for label in runs}
     write_json(out / DECODING, {"format": FORMAT, "speeds": speeds})
 
 
-def _run(out: Path, plan: Plan, name: CellName) -> Path:
-    return plan.run_of(name) or cell_folder(out, plan, name)
+def _run(out: Path, plan: Plan, name: TrialName) -> Path:
+    return plan.run_of(name) or trial_folder(out, plan, name)
 
 
 class Approximation(NamedTuple):
@@ -160,7 +160,7 @@ def approximation_is_current(out: Path, plan: Plan, baseline: str) -> bool:
     return stored is not None and (stored.labels, stored.run) == (plan.labels, _baseline_run(out, plan, baseline))
 
 
-def run_approximation(worker: Worker, out: Path, plan: Plan, baseline: str, say: Say) -> None:
+def run_approximation(worker: Worker, out: Path, plan: Plan, baseline: str, say: Log) -> None:
     run = _baseline_run(out, plan, baseline)
     answer = worker.ask({"kind": "approximation", "run": run and str(out / run)}, say)
     content = {"labels": plan.labels, "run": run, "points": answer.found or [], "reason": answer.error}

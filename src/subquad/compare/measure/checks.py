@@ -32,7 +32,7 @@ def check_mixer(mixer: Mixer, x: Tensor, grid: tuple[int, int] | None = None) ->
     mixer.eval()
     x = x[:, :LONGEST_CHECK] if grid is None else x
     tolerance = TOLERANCE[x.dtype]
-    draws = RememberedDraws()
+    draws = ReplayedDraws()
     with torch.no_grad():
         with drawing_from(draws.remember):
             y = mixer(x, grid=grid).y
@@ -58,7 +58,7 @@ def relative_distance(value: Tensor, target: Tensor) -> float:
     return ((value - target).norm() / target.norm().clamp(min=torch.finfo(torch.float64).tiny)).item()
 
 
-class RememberedDraws:
+class ReplayedDraws:
     """Gives a copy of a mixer the draws that the mixer itself made, in the copy's precision."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import subquad
-from subquad.compare.measure.approximation import why_not
+from subquad.compare.measure.approximation import not_comparable_reason
 from subquad.compare.measure.cache import (
     length_steps,
     stored_approximation,
@@ -16,11 +16,11 @@ from subquad.compare.measure.cache import (
     stored_lengths,
     trained_runs,
 )
-from subquad.compare.plan import CellName, Plan
-from subquad.compare.report.formatting import listed
-from subquad.compare.report.schema import Cell, EpochCost, Mechanism, Paired, Result
+from subquad.compare.plan import Plan, TrialName
+from subquad.compare.report.formatting import join_words
+from subquad.compare.report.schema import EpochCost, Mechanism, Paired, Result, Trial
 from subquad.compare.run_summary import metric_of
-from subquad.compare.trials import Stored, paired_cells, stored_cell
+from subquad.compare.trials import Stored, paired_trials, stored_trial
 from subquad.environment import environment
 from subquad.mixers import available
 from subquad.tasks import task_class
@@ -29,9 +29,9 @@ from subquad.tasks import task_class
 def assemble(out: Path, plan: Plan, baseline: str, title: str, command: str) -> Result:
     """The result of everything that is in the folder."""
     metric = metric_of(plan.recipe["task"])
-    stored = {name: stored_cell(out, plan, name) for name in plan.cells()}
-    cells = _cells(out, plan, stored)
-    counts = [score.samples for cell in cells for score in cell.scores.values() if score.samples is not None]
+    stored = {name: stored_trial(out, plan, name) for name in plan.trials()}
+    trials = _trials(out, plan, stored)
+    counts = [score.samples for trial in trials for score in trial.scores.values() if score.samples is not None]
     if counts:
         chance_level = task_class(plan.recipe["task"]).chance_level
         metric = metric.model_copy(update={"floor": chance_level(plan.decided, counts[0])})
@@ -46,7 +46,7 @@ def assemble(out: Path, plan: Plan, baseline: str, title: str, command: str) -> 
         mechanisms=[Mechanism(label=v.label, mixer=v.mixer, options=v.options) for v in plan.variants],
         recipe=plan.recipe,
         environment={"subquad": subquad.__version__, **environment(device)},
-        cells=cells,
+        trials=trials,
         paired=_pairs(out, plan, stored, baseline),
         lengths=[point for step in length_steps(plan) for point in stored_lengths(out, plan, *step) or ()],
         epochs=_epochs([found for found in stored.values() if found is not None]),
@@ -57,22 +57,22 @@ def assemble(out: Path, plan: Plan, baseline: str, title: str, command: str) -> 
     return result
 
 
-def _cells(out: Path, plan: Plan, stored: dict[CellName, Stored | None]) -> list[Cell]:
-    cells = {
-        name: Cell(mechanism=name.label, seed=name.seed) if found is None else found.cell
+def _trials(out: Path, plan: Plan, stored: dict[TrialName, Stored | None]) -> list[Trial]:
+    trials = {
+        name: Trial(mechanism=name.label, seed=name.seed) if found is None else found.trial
         for name, found in stored.items()
     }
     speeds = stored_decoding(out)
     for label, name in trained_runs(out, plan).items():
         if label in speeds:
-            cells[name].decoded_per_second = speeds[label].tokens_per_second
-    return list(cells.values())
+            trials[name].decoded_per_second = speeds[label].tokens_per_second
+    return list(trials.values())
 
 
-def _pairs(out: Path, plan: Plan, stored: dict[CellName, Stored | None], baseline: str) -> list[Paired]:
-    done = {name for name, found in stored.items() if found is not None and found.cell.status == "done"}
-    pairs = [(name, CellName(baseline, name.seed)) for name in stored if name.label != baseline]
-    found = [paired_cells(out, plan, ours, base) for ours, base in pairs if {ours, base} <= done]
+def _pairs(out: Path, plan: Plan, stored: dict[TrialName, Stored | None], baseline: str) -> list[Paired]:
+    done = {name for name, found in stored.items() if found is not None and found.trial.status == "done"}
+    pairs = [(name, TrialName(baseline, name.seed)) for name in stored if name.label != baseline]
+    found = [paired_trials(out, plan, ours, base) for ours, base in pairs if {ours, base} <= done]
     return [pair for pair in found if pair is not None]
 
 
@@ -105,11 +105,11 @@ def _notes(out: Path, plan: Plan, baseline: str) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for variant in plan.variants:
         known = variant.mixer in available()
-        reason = why_not(variant.mixer) if known else "its layers differ"
+        reason = not_comparable_reason(variant.mixer) if known else "its layers differ"
         if reason is not None and variant.label != baseline:
             reasons.setdefault(reason, []).append(variant.label)
     for reason, labels in reasons.items():
-        notes.append(f"No distance from exact attention for {listed(labels)}: {reason}.")
+        notes.append(f"No distance from exact attention for {join_words(labels)}: {reason}.")
     if approximation.points and not any(point.source == "trained" for point in approximation.points):
         notes.append("The distance from exact attention is known for random activations only.")
     return notes

@@ -1,4 +1,4 @@
-"""The verdict in words, made from the numbers and never beyond what they show.
+"""The conclusions in words, made from the numbers and never beyond what they show.
 
 A difference in quality is claimed where it is significant, a difference in time where the quartiles of the repeats do
 not overlap; everything else is called undecided, with its interval. Costs are stated at one measured length.
@@ -8,31 +8,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from subquad.compare.report.formatting import evidence, listed, metric_value, number, probability, seeds, size, times
+from subquad.compare.report.formatting import (
+    format_bytes,
+    format_evidence,
+    format_metric,
+    format_number,
+    format_p,
+    format_ratio,
+    format_seeds,
+    join_words,
+)
 from subquad.compare.report.schema import Metric, Part, Result
 from subquad.compare.report.statistics import (
     Difference,
-    Ratio,
+    SpeedRatio,
     Work,
     crossover,
     differences,
     parameter_mismatch,
     quality,
     same_data_order,
-    speeds,
+    speed_ratios,
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement, and the numbers it rests on where they are not in it. The first of a verdict is its headline."""
+    """One statement, and the numbers it rests on where they are not in it. The first one is the headline."""
 
     kind: Literal["headline", "quality", "cost", "caveat"]
     text: str
     detail: str = ""
 
 
-def verdict(result: Result) -> list[Finding]:
+def conclusions(result: Result) -> list[Finding]:
     """The headline, what was found about quality and cost, and what limits it."""
     learned = _nothing_learned(result) is None
     quality = [Finding("quality", text) for text in _quality(result)] if learned else []
@@ -51,17 +60,17 @@ def shown_part(result: Result) -> Part:
 def shown_length(result: Result, part: Part) -> int | None:
     """The measured length nearest to the one asked for, or the longest, among those where the baseline has a time."""
     others = [label for label in result.labels if label != result.baseline]
-    common = {ratio.length for label in others for ratio in speeds(result, label, part, "training")}
+    common = {ratio.length for label in others for ratio in speed_ratios(result, label, part, "training")}
     if not common:
         return None
     wanted = result.focus_length
     return max(common) if wanted is None else min(common, key=lambda length: (abs(length - wanted), length))
 
 
-def ratios_at(result: Result, part: Part, length: int, work: Work) -> dict[str, Ratio]:
+def ratios_at(result: Result, part: Part, length: int, work: Work) -> dict[str, SpeedRatio]:
     """Speed of every other mechanism against the baseline at one length."""
     others = [label for label in result.labels if label != result.baseline]
-    found = {label: speeds(result, label, part, work) for label in others}
+    found = {label: speed_ratios(result, label, part, work) for label in others}
     return {label: ratio for label, ratios in found.items() for ratio in ratios if ratio.length == length}
 
 
@@ -83,16 +92,17 @@ def headline(result: Result) -> Finding:
     ratios = ratios_at(result, part, length, "training")
     faster = {label: ratio for label, ratio in ratios.items() if ratio.clear and ratio.faster > 1}
     if not faster:
-        text = f"At {number(length)} tokens no mechanism trains clearly faster than {result.baseline}."
+        text = f"At {format_number(length)} tokens no mechanism trains clearly faster than {result.baseline}."
         return Finding("headline", text)
     compared = [label for label in faster if label in found]
-    doubted = [label for label in compared if found[label].significant or found[label].apart]
+    doubted = [label for label in compared if found[label].significant or found[label].excludes_zero]
     sound = [label for label in compared if label not in doubted or not _worse(result, found[label])]
     if sound or not compared:
         label = max(sound or faster, key=lambda name: faster[name].faster)
     else:
         label = min(compared, key=lambda name: abs(found[name].mean))
-    gain = f"At {number(length)} tokens {label} trains {times(faster[label].faster)} as fast as {result.baseline}"
+    speed = format_ratio(faster[label].faster)
+    gain = f"At {format_number(length)} tokens {label} trains {speed} as fast as {result.baseline}"
     if label not in found:
         return Finding("headline", f"{gain}; their {result.metric.name} was not compared.")
     return Finding("headline", gain + _clause(result, found[label], len(found)), _detail(result, found[label]))
@@ -107,26 +117,26 @@ def _nothing_learned(result: Result) -> str | None:
     best = max(means) if higher else min(means)
     if best > metric.floor if higher else best < metric.floor:
         return None
-    floor = f"{metric_value(metric, metric.floor)} or {'less' if higher else 'more'}"
+    floor = f"{format_metric(metric, metric.floor)} or {'less' if higher else 'more'}"
     return (
-        f"No model has learned anything yet: the best {metric.name} is {metric_value(metric, best)}, and {floor} "
+        f"No model has learned anything yet: the best {metric.name} is {format_metric(metric, best)}, and {floor} "
         "counts as nothing learned. Train longer before comparing."
     )
 
 
 def _clause(result: Result, found: Difference, comparisons: int) -> str:
     metric = result.metric
-    if not found.significant and found.apart and comparisons > 1:
+    if not found.significant and found.excludes_zero and comparisons > 1:
         return f"; its difference in {metric.name} is not significant once corrected for {comparisons} comparisons."
     if not found.significant:
         return f", with no significant difference in {metric.name}."
     word = "worse" if _worse(result, found) else "better"
-    return f" and is {word} by {metric_value(metric, abs(found.mean))} {metric.name}."
+    return f" and is {word} by {format_metric(metric, abs(found.mean))} {metric.name}."
 
 
 def _detail(result: Result, found: Difference) -> str:
-    shown = metric_value(result.metric, found.mean, sign=True)
-    return f"Difference {shown} {result.metric.name}, {evidence(result.metric, found)}."
+    shown = format_metric(result.metric, found.mean, sign=True)
+    return f"Difference {shown} {result.metric.name}, {format_evidence(result.metric, found)}."
 
 
 def _headline_of_quality(result: Result, found: dict[str, Difference]) -> Finding:
@@ -138,7 +148,7 @@ def _headline_of_quality(result: Result, found: dict[str, Difference]) -> Findin
         text = f"No mechanism is significantly better than {base} in {name}; costs by length were not measured."
         return Finding("headline", text)
     label = max(better, key=lambda item: abs(found[item].mean))
-    text = f"{label} is better than {base} by {metric_value(result.metric, abs(found[label].mean))} {name}."
+    text = f"{label} is better than {base} by {format_metric(result.metric, abs(found[label].mean))} {name}."
     return Finding("headline", text, _detail(result, found[label]))
 
 
@@ -154,9 +164,11 @@ def _quality(result: Result) -> list[str]:
     if base is None:
         return []
     found = differences(result)
-    scores = [cell.scores[metric.name] for cell in result.cells_of(result.baseline) if metric.name in cell.scores]
-    samples = f", {number(scores[0].samples)} samples" if scores[0].samples is not None else ""
-    against = f"{result.baseline} ({metric_value(metric, base.mean)} {metric.name}, {seeds(base.seeds)}{samples})"
+    scores = [trial.scores[metric.name] for trial in result.trials_of(result.baseline) if metric.name in trial.scores]
+    samples = f", {format_number(scores[0].samples)} samples" if scores[0].samples is not None else ""
+    against = (
+        f"{result.baseline} ({format_metric(metric, base.mean)} {metric.name}, {format_seeds(base.seeds)}{samples})"
+    )
     significant = [label for label, item in found.items() if item.significant]
     worse = [label for label in significant if _worse(result, found[label])]
     groups = {
@@ -175,9 +187,9 @@ def _quality(result: Result) -> list[str]:
 
 def _amount(metric: Metric, found: Difference, usual_seeds: int) -> str:
     """ "−0.41 (−0.80 to −0.03, p = 0.13)"."""
-    low, high = (number(end, metric.digits, sign=True) for end in (found.low, found.high))
-    extra = "" if found.seeds == usual_seeds else f", {seeds(found.seeds)}"
-    return f"{metric_value(metric, found.mean, sign=True)} ({low} to {high}, {probability(found.p)}{extra})"
+    low, high = (format_number(end, metric.digits, sign=True) for end in (found.low, found.high))
+    extra = "" if found.seeds == usual_seeds else f", {format_seeds(found.seeds)}"
+    return f"{format_metric(metric, found.mean, sign=True)} ({low} to {high}, {format_p(found.p)}{extra})"
 
 
 def _costs(result: Result) -> list[str]:
@@ -185,20 +197,22 @@ def _costs(result: Result) -> list[str]:
     length = shown_length(result, part)
     if length is None:
         return []
-    where = f"at {number(length)} tokens ({'whole model' if part == 'full' else 'encoder'}, {result.baseline} = 1)"
+    where = (
+        f"at {format_number(length)} tokens ({'whole model' if part == 'full' else 'encoder'}, {result.baseline} = 1)"
+    )
     texts = []
     for work in ("training", "inference"):
         texts += _speed_text(f"{work.capitalize()} speed {where}", ratios_at(result, part, length, work))
     return [*texts, *_memory_text(result, part, length, where), *_crossover_text(result, part)]
 
 
-def _speed_text(start: str, ratios: dict[str, Ratio]) -> list[str]:
+def _speed_text(start: str, ratios: dict[str, SpeedRatio]) -> list[str]:
     order = sorted(ratios, key=lambda label: -ratios[label].faster)
-    clear = [f"{label} {times(ratios[label].faster)}" for label in order if ratios[label].clear]
+    clear = [f"{label} {format_ratio(ratios[label].faster)}" for label in order if ratios[label].clear]
     tied = [label for label in order if not ratios[label].clear]
-    parts = [listed(clear)] if clear else []
+    parts = [join_words(clear)] if clear else []
     if tied:
-        parts.append(f"no clear difference for {listed(tied)}")
+        parts.append(f"no clear difference for {join_words(tied)}")
     return [f"{start}: {'; '.join(parts)}."] if parts else []
 
 
@@ -209,8 +223,8 @@ def _memory_text(result: Result, part: Part, length: int, where: str) -> list[st
     if base is None or not peaks:
         return []
     order = sorted(peaks, key=lambda label: peaks[label])
-    shown = listed([f"{label} {times(peaks[label] / base)}" for label in order])
-    return [f"Peak memory of a training pass {where}: {shown} of {size(base)}."]
+    shown = join_words([f"{label} {format_ratio(peaks[label] / base)}" for label in order])
+    return [f"Peak memory of a training pass {where}: {shown} of {format_bytes(base)}."]
 
 
 def _crossover_text(result: Result, part: Part) -> list[str]:
@@ -220,14 +234,14 @@ def _crossover_text(result: Result, part: Part) -> list[str]:
         if label != result.baseline and (place := crossover(result, label, part, "training"))
     }
     reached = sorted((place.length, label) for label, place in found.items() if place.length is not None)
-    parts = [f"{label} from about {number(length)} tokens" for length, label in reached]
+    parts = [f"{label} from about {format_number(length)} tokens" for length, label in reached]
     for kind, words in (("always", "at every measured length"), ("never", "at none up to the longest")):
         spans: dict[tuple[int, int], list[str]] = {}
         for label, place in found.items():
             if place.kind == kind:
                 spans.setdefault((place.first, place.last), []).append(label)
         for (first, last), labels in spans.items():
-            parts.append(f"{listed(labels)} {words} ({number(first)} to {number(last)})")
+            parts.append(f"{join_words(labels)} {words} ({format_number(first)} to {format_number(last)})")
     return [f"Training is clearly faster than with {result.baseline}: {'; '.join(parts)}."] if parts else []
 
 
@@ -240,12 +254,12 @@ def _caveats(result: Result) -> list[str]:
 
 def _runs(result: Result) -> list[str]:
     texts = [
-        f"{cell.mechanism} (seed {cell.seed}) failed: {cell.reason}."
-        for cell in result.cells
-        if cell.status == "failed"
+        f"{trial.mechanism} (seed {trial.seed}) failed: {trial.reason}."
+        for trial in result.trials
+        if trial.status == "failed"
     ]
-    missing = [f"{cell.mechanism} (seed {cell.seed})" for cell in result.cells if cell.status == "missing"]
-    return texts + ([f"Not trained yet: {listed(missing)}."] if missing else [])
+    missing = [f"{trial.mechanism} (seed {trial.seed})" for trial in result.trials if trial.status == "missing"]
+    return texts + ([f"Not trained yet: {join_words(missing)}."] if missing else [])
 
 
 def _seeds(result: Result) -> list[str]:
@@ -255,11 +269,11 @@ def _seeds(result: Result) -> list[str]:
     texts = []
     if single:
         texts.append(
-            f"One seed only for {listed(single)}: intervals and p-values come from resampling the test samples, and "
-            "say nothing about how much another seed would change; three or more would tell."
+            f"One seed only for {join_words(single)}: intervals and p-values come from resampling the test samples, "
+            "and say nothing about how much another seed would change; three or more would tell."
         )
     if two:
-        texts.append(f"Two seeds only for {listed(two)}: three or more would tell how much a seed changes.")
+        texts.append(f"Two seeds only for {join_words(two)}: three or more would tell how much a seed changes.")
     if len(found) > 1:
         texts.append(f"p-values, but not intervals, are corrected for {len(found)} comparisons (Holm).")
     return texts
@@ -269,16 +283,16 @@ def _fairness(result: Result) -> list[str]:
     mismatch = parameter_mismatch(result)
     texts = []
     if mismatch:
-        shown = [f"{label} {number(100 * share, 1, sign=True)}%" for label, share in mismatch.items()]
-        texts.append(f"Parameters are not matched to those of {result.baseline}: {listed(shown)}.")
+        shown = [f"{label} {format_number(100 * share, 1, sign=True)}%" for label, share in mismatch.items()]
+        texts.append(f"Parameters are not matched to those of {result.baseline}: {join_words(shown)}.")
     order = same_data_order(result)
     if order is False:
         texts.append("The order of the data differs between mechanisms: differences are not due to mixing alone.")
-    elif order is None and any(cell.status == "done" for cell in result.cells):
+    elif order is None and any(trial.status == "done" for trial in result.trials):
         texts.append("Some runs do not say in which order they saw the data.")
     changed = _changed_settings([point.setting for point in result.lengths if point.status == "done"])
     if changed:
-        texts.append(f"Costs by length were not all measured under one setting ({listed(changed)} differ).")
+        texts.append(f"Costs by length were not all measured under one setting ({join_words(changed)} differ).")
     return texts
 
 
@@ -293,6 +307,7 @@ def _gaps(result: Result) -> list[str]:
         if point.status != "done":
             gaps.setdefault((point.mechanism, point.status, point.reason or "no reason given"), set()).add(point.length)
     return [
-        f"{label} has no costs at {listed([number(length) for length in sorted(lengths)])} tokens ({status}: {reason})."
+        f"{label} has no costs at {join_words([format_number(length) for length in sorted(lengths)])} tokens "
+        f"({status}: {reason})."
         for (label, status, reason), lengths in gaps.items()
     ]

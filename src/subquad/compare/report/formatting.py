@@ -1,4 +1,4 @@
-"""Numbers as people read them, in the table, the verdict and the page."""
+"""Numbers as people read them, in the table, the conclusions and the page."""
 
 import math
 from collections.abc import Sequence
@@ -7,32 +7,32 @@ from subquad.compare.report.schema import Metric
 from subquad.compare.report.statistics import CONFIDENCE, Crossover, Difference, Estimate
 
 
-def number(value: float, digits: int = 0, sign: bool = False) -> str:
+def format_number(value: float, digits: int = 0, sign: bool = False) -> str:
     """1234.5 -> "1,234.5"; a true minus sign; -0.0 is 0."""
     shown = f"{abs(value):,.{digits}f}"
     negative = value < 0 and any(digit not in "0.," for digit in shown)
     return ("−" if negative else "+" if sign else "") + shown
 
 
-def times(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """3.14 -> "3.1×"; more digits for small ratios."""
-    return f"{number(ratio, 0 if ratio >= 100 else 1 if ratio >= 2 else 2)}×"
+    return f"{format_number(ratio, 0 if ratio >= 100 else 1 if ratio >= 2 else 2)}×"
 
 
-def size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes in MiB or GiB."""
     mib = count / 2**20
     if mib >= 1024:
-        return f"{number(mib / 1024, 1)} GiB"
-    return f"{number(mib, 0 if mib >= 100 else 1)} MiB"
+        return f"{format_number(mib / 1024, 1)} GiB"
+    return f"{format_number(mib, 0 if mib >= 100 else 1)} MiB"
 
 
-def millions(count: float) -> str:
+def format_count(count: float) -> str:
     """9412000 -> "9.41 M"; small counts as they are."""
-    return f"{number(count / 1e6, 2)} M" if count >= 1e6 else number(count)
+    return f"{format_number(count / 1e6, 2)} M" if count >= 1e6 else format_number(count)
 
 
-def probability(p: float) -> str:
+def format_p(p: float) -> str:
     """As many digits as show on which side of 1 - CONFIDENCE it is."""
     if p < 0.001:
         return "p < 0.001"
@@ -40,21 +40,21 @@ def probability(p: float) -> str:
     return f"p = {p:.{digits}f}"
 
 
-def seeds(count: int) -> str:
+def format_seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """ "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def interval(low: float, high: float, digits: int, sign: bool = False) -> str:
-    return f"{CONFIDENCE:.0%} interval {number(low, digits, sign)} to {number(high, digits, sign)}"
+def format_interval(low: float, high: float, digits: int, sign: bool = False) -> str:
+    return f"{CONFIDENCE:.0%} interval {format_number(low, digits, sign)} to {format_number(high, digits, sign)}"
 
 
-def metric_value(metric: Metric, value: float, sign: bool = False) -> str:
-    return f"{number(value, digits_of(metric, value), sign)}{metric.unit}"
+def format_metric(metric: Metric, value: float, sign: bool = False) -> str:
+    return f"{format_number(value, digits_of(metric, value), sign)}{metric.unit}"
 
 
 def digits_of(metric: Metric, value: float) -> int:
@@ -64,26 +64,28 @@ def digits_of(metric: Metric, value: float) -> int:
     return math.ceil(-math.log10(abs(value)))
 
 
-def estimate(metric: Metric, found: Estimate | None) -> str:
+def format_estimate(metric: Metric, found: Estimate | None) -> str:
     """ "27.31 (26.90 to 27.72)"."""
     if found is None:
         return "–"
-    shown = metric_value(metric, found.mean)
+    shown = format_metric(metric, found.mean)
     if found.low is None or found.high is None:
         return shown
-    return f"{shown} ({number(found.low, metric.digits)} to {number(found.high, metric.digits)})"
+    return f"{shown} ({format_number(found.low, metric.digits)} to {format_number(found.high, metric.digits)})"
 
 
-def evidence(metric: Metric, found: Difference) -> str:
+def format_evidence(metric: Metric, found: Difference) -> str:
     """What a statement about a difference rests on."""
-    shown = interval(found.low, found.high, digits_of(metric, found.mean), sign=True)
-    return f"{shown}, {probability(found.p)}, {seeds(found.seeds)}"
+    shown = format_interval(found.low, found.high, digits_of(metric, found.mean), sign=True)
+    return f"{shown}, {format_p(found.p)}, {format_seeds(found.seeds)}"
 
 
-def crossover_cell(found: Crossover | None) -> str:
+def format_crossover(found: Crossover | None) -> str:
     """For a table: from which length on a mechanism is faster."""
     if found is None:
         return "–"
     if found.kind == "always":
         return "always"
-    return f"not below {number(found.last)}" if found.kind == "never" else f"≈ {number(found.length or 0)}"
+    return (
+        f"not below {format_number(found.last)}" if found.kind == "never" else f"≈ {format_number(found.length or 0)}"
+    )

@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from subquad.compare.report.conclusions import shown_part, verdict
-from subquad.compare.report.formatting import metric_value, number, seeds, size, times
-from subquad.compare.report.schema import Cell, LengthPoint, Result, Timing
+from subquad.compare.report.conclusions import conclusions, shown_part
+from subquad.compare.report.formatting import format_bytes, format_metric, format_number, format_ratio, format_seeds
+from subquad.compare.report.schema import LengthPoint, Result, Timing, Trial
 from subquad.compare.report.statistics import differences, quality, same_data_order
 from subquad.compare.report.table import NOTHING, Table, cost_axes, table
 from subquad.files import replace_synced
@@ -46,7 +46,7 @@ def page(result: Result) -> str:
         data=embedded(page_data(result)),
         title=html.escape(result.title),
         about=html.escape(_about(result)),
-        verdict=_verdict(result),
+        conclusions=_conclusions(result),
         table=_table("All mechanisms", table(result)),
         table_note=html.escape(_table_note(result)),
         epochs=_epochs(result),
@@ -87,14 +87,14 @@ def _allowed(text: str) -> str:
 
 
 def _about(result: Result) -> str:
-    runs = {cell.seed for cell in result.cells}
+    runs = {trial.seed for trial in result.trials}
     better = f"{result.metric.name} ({result.metric.better} is better)"
     words = [result.task, better, f"{len(result.mechanisms)} mechanisms", f"baseline {result.baseline}"]
-    return "\N{NO-BREAK SPACE}· ".join([*words, seeds(len(runs))] if runs else words)
+    return "\N{NO-BREAK SPACE}· ".join([*words, format_seeds(len(runs))] if runs else words)
 
 
-def _verdict(result: Result) -> str:
-    first, *rest = verdict(result)
+def _conclusions(result: Result) -> str:
+    first, *rest = conclusions(result)
     parts = [f'<p class="headline">{html.escape(first.text)}</p>']
     if first.detail:
         parts.append(f'<p class="detail">{_prose(first.detail)}</p>')
@@ -150,14 +150,22 @@ def _table(caption: str, shown: Table) -> str:
 
 def _details(result: Result) -> str:
     parts = []
-    if result.cells:
+    if result.trials:
         parts.append(_folded("Every run", _table("Every run", _runs(result))))
     if result.lengths:
         parts.append(_folded("Every length", _table("Every length", _lengths(result.lengths))))
     if result.approximation:
         headers = ["mechanism", "option", "activations", "length", "relative error", "relative time", "setting"]
         rows = [
-            [p.mechanism, p.option, p.source, number(p.length), f"{p.error:.3g}", f"{p.cost:.3g}", _setting(p.setting)]
+            [
+                p.mechanism,
+                p.option,
+                p.source,
+                format_number(p.length),
+                f"{p.error:.3g}",
+                f"{p.cost:.3g}",
+                _setting(p.setting),
+            ]
             for p in result.approximation
         ]
         parts.append(_folded("Every distance from exact attention", _plain(headers, rows, [3, 4, 5])))
@@ -184,21 +192,21 @@ def _plain(headers: list[str], rows: list[list[str]], numeric: list[int]) -> str
 
 def _runs(result: Result) -> Table:
     headers = ["mechanism", "seed", result.metric.name, "training s", "peak memory", "folder", "setting", "state"]
-    rows = [_run(result, cell) for cell in result.cells]
-    return Table(headers, rows, [1, 2, 3, 4], [cell.status for cell in result.cells])
+    rows = [_run(result, trial) for trial in result.trials]
+    return Table(headers, rows, [1, 2, 3, 4], [trial.status for trial in result.trials])
 
 
-def _run(result: Result, cell: Cell) -> list[str]:
-    score = cell.scores.get(result.metric.name)
+def _run(result: Result, trial: Trial) -> list[str]:
+    score = trial.scores.get(result.metric.name)
     return [
-        cell.mechanism,
-        str(cell.seed),
-        NOTHING if score is None else metric_value(result.metric, score.value),
-        NOTHING if cell.training_seconds is None else number(cell.training_seconds),
-        NOTHING if cell.peak_bytes is None else size(cell.peak_bytes),
-        cell.run or NOTHING,
-        _setting(cell.setting),
-        f"{cell.status}: {cell.reason}" if cell.reason else cell.status,
+        trial.mechanism,
+        str(trial.seed),
+        NOTHING if score is None else format_metric(result.metric, score.value),
+        NOTHING if trial.training_seconds is None else format_number(trial.training_seconds),
+        NOTHING if trial.peak_bytes is None else format_bytes(trial.peak_bytes),
+        trial.run or NOTHING,
+        _setting(trial.setting),
+        f"{trial.status}: {trial.reason}" if trial.reason else trial.status,
     ]
 
 
@@ -209,13 +217,13 @@ def _lengths(points: Sequence[LengthPoint]) -> Table:
         [
             point.mechanism,
             point.part,
-            number(point.length),
-            number(point.batch),
+            format_number(point.length),
+            format_number(point.batch),
             _times(point.training),
             _times(point.inference),
-            NOTHING if point.training_bytes is None else size(point.training_bytes),
-            NOTHING if point.inference_bytes is None else size(point.inference_bytes),
-            NOTHING if point.flops is None else number(point.flops / 1e9, 2),
+            NOTHING if point.training_bytes is None else format_bytes(point.training_bytes),
+            NOTHING if point.inference_bytes is None else format_bytes(point.inference_bytes),
+            NOTHING if point.flops is None else format_number(point.flops / 1e9, 2),
             _setting(point.setting),
             f"{point.status}: {point.reason}" if point.reason else point.status,
         ]
@@ -228,7 +236,7 @@ def _times(timing: Timing | None) -> str:
     """ "12.3 (12.1 to 12.9)"."""
     if timing is None:
         return NOTHING
-    return f"{number(timing.median, 1)} ({number(timing.low, 1)} to {number(timing.high, 1)})"
+    return f"{format_number(timing.median, 1)} ({format_number(timing.low, 1)} to {format_number(timing.high, 1)})"
 
 
 def _epochs(result: Result) -> str:
@@ -240,10 +248,10 @@ def _epochs(result: Result) -> str:
     rows = [
         [
             cost.mechanism,
-            number(cost.seconds, 1),
-            NOTHING if base is None else times(cost.seconds / base.seconds),
-            NOTHING if cost.peak_bytes is None else size(cost.peak_bytes),
-            number(cost.updates),
+            format_number(cost.seconds, 1),
+            NOTHING if base is None else format_ratio(cost.seconds / base.seconds),
+            NOTHING if cost.peak_bytes is None else format_bytes(cost.peak_bytes),
+            format_number(cost.updates),
             _setting(cost.setting),
         ]
         for cost in result.epochs

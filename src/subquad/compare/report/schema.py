@@ -2,8 +2,8 @@
 
 The parts are lists that grow while the comparison runs: what is not there yet, or failed, is said so and not left out.
 
-    cells           one training of one mechanism with one seed: scores, learning curve, cost
-    paired          the difference of two cells of the same seed on the same samples
+    trials           one training of one mechanism with one seed: scores, learning curve, cost
+    paired          the difference of two trials of the same seed on the same samples
     lengths         time, memory and FLOPs at one sequence length
     approximation   distance from exact softmax attention
     epochs          time and memory of one epoch
@@ -67,7 +67,7 @@ class CurvePoint(Record):
     value: float | None = None
 
 
-class Cell(Record):
+class Trial(Record):
     """One run. missing: not trained yet; failed: with the reason."""
 
     mechanism: str
@@ -89,12 +89,12 @@ class Cell(Record):
 
     @model_validator(mode="after")
     def _failures_have_a_reason(self) -> Self:
-        assert self.status != "failed" or self.reason, "a failed cell needs a reason"
+        assert self.status != "failed" or self.reason, "a failed trial needs a reason"
         return self
 
 
 class Paired(Record):
-    """Metric of a cell minus that of the baseline with the same seed, on the same samples."""
+    """Metric of a trial minus that of the baseline with the same seed, on the same samples."""
 
     mechanism: str
     seed: int
@@ -178,7 +178,7 @@ class Result(Record):
     environment: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list, description="sentences on what limits the result, for the page")
     focus_length: int | None = Field(None, description="the length at which costs are stated; null: the longest")
-    cells: list[Cell] = Field(default_factory=list)
+    trials: list[Trial] = Field(default_factory=list)
     paired: list[Paired] = Field(default_factory=list)
     lengths: list[LengthPoint] = Field(default_factory=list)
     approximation: list[ApproximationPoint] = Field(default_factory=list)
@@ -188,10 +188,10 @@ class Result(Record):
     def _labels_are_known(self) -> Self:
         labels = self.labels
         assert len(set(labels)) == len(labels), "labels must differ"
-        for found in (self.cells, self.paired):
+        for found in (self.trials, self.paired):
             keys = [(item.mechanism, item.seed) for item in found]
-            assert len(set(keys)) == len(keys), "a mechanism has one cell and one pair for each seed"
-        parts = (self.cells, self.paired, self.lengths, self.approximation, self.epochs)
+            assert len(set(keys)) == len(keys), "a mechanism has one trial and one pair for each seed"
+        parts = (self.trials, self.paired, self.lengths, self.approximation, self.epochs)
         used = {self.baseline, *(item.mechanism for part in parts for item in part)}
         assert used <= set(labels), f"no mechanism is labelled {', '.join(sorted(used - set(labels)))}"
         return self
@@ -200,8 +200,8 @@ class Result(Record):
     def labels(self) -> list[str]:
         return [mechanism.label for mechanism in self.mechanisms]
 
-    def cells_of(self, label: str, status: str = "done") -> list[Cell]:
-        return [cell for cell in self.cells if cell.mechanism == label and cell.status == status]
+    def trials_of(self, label: str, status: str = "done") -> list[Trial]:
+        return [trial for trial in self.trials if trial.mechanism == label and trial.status == status]
 
     def lengths_of(self, label: str, part: Part) -> dict[int, LengthPoint]:
         """By length, in ascending order."""

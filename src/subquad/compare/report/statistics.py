@@ -77,14 +77,16 @@ class Difference:
         return self.p < SIGNIFICANT
 
     @property
-    def apart(self) -> bool:
+    def excludes_zero(self) -> bool:
         """Whether the interval, which is not corrected, leaves out 0."""
         return self.low > 0 or self.high < 0
 
 
 def quality(result: Result, label: str) -> Estimate | None:
     """The metric of a mechanism. Several seeds: the t-interval of their mean; one: its run's bootstrap interval."""
-    scores = [cell.scores[result.metric.name] for cell in result.cells_of(label) if result.metric.name in cell.scores]
+    scores = [
+        trial.scores[result.metric.name] for trial in result.trials_of(label) if result.metric.name in trial.scores
+    ]
     if not scores:
         return None
     values = [score.value for score in scores]
@@ -111,8 +113,10 @@ def differences(result: Result) -> dict[str, Difference]:
 def _difference(result: Result, label: str) -> Difference | None:
     """Seeds are pairs: both runs of a seed saw the same data in the same order."""
     name = result.metric.name
-    by_seed = {cell.seed: cell.scores[name].value for cell in result.cells_of(result.baseline) if name in cell.scores}
-    ours = {cell.seed: cell.scores[name].value for cell in result.cells_of(label) if name in cell.scores}
+    by_seed = {
+        trial.seed: trial.scores[name].value for trial in result.trials_of(result.baseline) if name in trial.scores
+    }
+    ours = {trial.seed: trial.scores[name].value for trial in result.trials_of(label) if name in trial.scores}
     values = [value - by_seed[seed] for seed, value in ours.items() if seed in by_seed]
     if len(values) > 1:
         half, mean = _half_width(values), statistics.fmean(values)
@@ -140,12 +144,12 @@ def _half_width(values: Sequence[float]) -> float:
     return t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-CellNumber = Literal["parameters", "training_seconds", "tokens_per_second", "peak_bytes", "decoded_per_second"]
+TrialNumber = Literal["parameters", "training_seconds", "tokens_per_second", "peak_bytes", "decoded_per_second"]
 
 
-def cell_mean(result: Result, label: str, field: CellNumber) -> float | None:
+def trial_mean(result: Result, label: str, field: TrialNumber) -> float | None:
     """Mean over the finished runs that know the number."""
-    values = [value for cell in result.cells_of(label) if (value := getattr(cell, field)) is not None]
+    values = [value for trial in result.trials_of(label) if (value := getattr(trial, field)) is not None]
     return statistics.fmean(values) if values else None
 
 
@@ -153,7 +157,7 @@ def cell_mean(result: Result, label: str, field: CellNumber) -> float | None:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class SpeedRatio:
     """How many times faster than the baseline (below 1: slower). clear: the quartiles of the times do not overlap."""
 
     length: int
@@ -161,24 +165,24 @@ class Ratio:
     clear: bool
 
 
-def speed(point: LengthPoint | None, other: LengthPoint | None, work: Work) -> Ratio | None:
+def speed_ratio(point: LengthPoint | None, other: LengthPoint | None, work: Work) -> SpeedRatio | None:
     """Of `point` against `other`, which is the baseline at the same length; None unless both were timed."""
     ours, theirs = timing(point, work), timing(other, work)
     if point is None or ours is None or theirs is None:
         return None
-    return Ratio(point.length, theirs.median / ours.median, ours.high < theirs.low or theirs.high < ours.low)
+    return SpeedRatio(point.length, theirs.median / ours.median, ours.high < theirs.low or theirs.high < ours.low)
 
 
 def timing(point: LengthPoint | None, work: Work) -> Timing | None:
     return None if point is None or point.status != "done" else getattr(point, work)
 
 
-def speeds(result: Result, label: str, part: Part, work: Work) -> list[Ratio]:
+def speed_ratios(result: Result, label: str, part: Part, work: Work) -> list[SpeedRatio]:
     """At every length at which the mechanism and the baseline were timed in the same batch."""
     base = result.lengths_of(result.baseline, part)
     points = result.lengths_of(label, part).values()
     pairs = [(point, base[point.length]) for point in points if point.length in base]
-    found = [speed(ours, theirs, work) for ours, theirs in pairs if ours.batch == theirs.batch]
+    found = [speed_ratio(ours, theirs, work) for ours, theirs in pairs if ours.batch == theirs.batch]
     return [ratio for ratio in found if ratio is not None]
 
 
@@ -200,7 +204,7 @@ def crossover(result: Result, label: str, part: Part, work: Work) -> Crossover |
 
     A length counts as won when the times are clearly apart. Nothing is said about lengths outside the measured ones.
     """
-    ratios = speeds(result, label, part, work)
+    ratios = speed_ratios(result, label, part, work)
     if len(ratios) < 2:
         return None
     first, last = ratios[0].length, ratios[-1].length
@@ -234,7 +238,7 @@ def pareto(points: Mapping[str, tuple[float, float]], better: Literal["higher", 
 
 
 def parameters(result: Result, label: str) -> int | None:
-    return next((cell.parameters for cell in result.cells_of(label) if cell.parameters is not None), None)
+    return next((trial.parameters for trial in result.trials_of(label) if trial.parameters is not None), None)
 
 
 def parameter_mismatch(result: Result) -> dict[str, float]:
@@ -249,10 +253,10 @@ def parameter_mismatch(result: Result) -> dict[str, float]:
 
 def same_data_order(result: Result) -> bool | None:
     """Whether all runs of a seed saw the same batches in the same order; None where a run does not say."""
-    done = [cell for cell in result.cells if cell.status == "done"]
-    if not done or any(cell.data_order is None for cell in done):
+    done = [trial for trial in result.trials if trial.status == "done"]
+    if not done or any(trial.data_order is None for trial in done):
         return None
     orders: dict[int, set[str | None]] = {}
-    for cell in done:
-        orders.setdefault(cell.seed, set()).add(cell.data_order)
+    for trial in done:
+        orders.setdefault(trial.seed, set()).add(trial.data_order)
     return all(len(found) == 1 for found in orders.values())

@@ -4,24 +4,24 @@ from dataclasses import dataclass
 
 from subquad.compare.report.conclusions import shown_length, shown_part
 from subquad.compare.report.formatting import (
-    crossover_cell,
-    estimate,
-    metric_value,
-    millions,
-    number,
-    probability,
-    size,
+    format_bytes,
+    format_count,
+    format_crossover,
+    format_estimate,
+    format_metric,
+    format_number,
+    format_p,
 )
 from subquad.compare.report.schema import Result
 from subquad.compare.report.statistics import (
-    CellNumber,
-    cell_mean,
+    TrialNumber,
     crossover,
     differences,
     parameters,
     pareto,
     quality,
     timing,
+    trial_mean,
 )
 
 NOTHING = "–"
@@ -45,18 +45,18 @@ def table(result: Result) -> Table:
     rows = []
     for label in result.labels:
         difference = found.get(label)
-        peak = cell_mean(result, label, "peak_bytes")
+        peak = trial_mean(result, label, "peak_bytes")
         rows.append(
             [
                 label,
-                estimate(metric, quality(result, label)),
-                metric_value(metric, difference.mean, sign=True) if difference else NOTHING,
-                probability(difference.p).removeprefix("p ").removeprefix("= ") if difference else NOTHING,
-                NOTHING if (count := parameters(result, label)) is None else millions(count),
-                NOTHING if (time := cell_mean(result, label, "training_seconds")) is None else f"{_count(time)} s",
-                _count(cell_mean(result, label, "tokens_per_second")),
-                NOTHING if peak is None else size(peak),
-                _count(cell_mean(result, label, "decoded_per_second")),
+                format_estimate(metric, quality(result, label)),
+                format_metric(metric, difference.mean, sign=True) if difference else NOTHING,
+                format_p(difference.p).removeprefix("p ").removeprefix("= ") if difference else NOTHING,
+                NOTHING if (count := parameters(result, label)) is None else format_count(count),
+                NOTHING if (time := trial_mean(result, label, "training_seconds")) is None else f"{_count(time)} s",
+                _count(trial_mean(result, label, "tokens_per_second")),
+                NOTHING if peak is None else format_bytes(peak),
+                _count(trial_mean(result, label, "decoded_per_second")),
                 NOTHING if label == result.baseline else _overtakes(result, label),
                 _state(result, label),
             ]
@@ -72,23 +72,23 @@ def table(result: Result) -> Table:
 
 
 def _overtakes(result: Result, label: str) -> str:
-    return crossover_cell(crossover(result, label, shown_part(result), "training"))
+    return format_crossover(crossover(result, label, shown_part(result), "training"))
 
 
 def _count(value: float | None) -> str:
-    return NOTHING if value is None else number(value, 0 if value >= 100 else 1)
+    return NOTHING if value is None else format_number(value, 0 if value >= 100 else 1)
 
 
 def _mark(result: Result, label: str) -> str:
     """ "failed" where a run failed, "missing" where one is, otherwise "done"."""
-    states = {cell.status for cell in result.cells if cell.mechanism == label}
+    states = {trial.status for trial in result.trials if trial.mechanism == label}
     return next((state for state in ("failed", "missing") if state in states), "done")
 
 
 def _state(result: Result, label: str) -> str:
     """ "3 done", or "2 done, 1 failed"."""
-    cells = [cell.status for cell in result.cells if cell.mechanism == label]
-    counts = [f"{cells.count(status)} {status}" for status in ("done", "failed", "missing") if status in cells]
+    trials = [trial.status for trial in result.trials if trial.mechanism == label]
+    counts = [f"{trials.count(status)} {status}" for status in ("done", "failed", "missing") if status in trials]
     return ", ".join(counts) or NOTHING
 
 
@@ -110,20 +110,20 @@ def cost_axes(result: Result) -> list[CostAxis]:
     if length is not None:
         points = {label: result.lengths_of(label, part).get(length) for label in result.labels}
         done = {label: point for label, point in points.items() if point is not None and point.status == "done"}
-        at = f"at {number(length)} tokens"
+        at = f"at {format_number(length)} tokens"
         for work in ("training", "inference"):
             times = {label: timing(point, work) for label, point in done.items()}
             medians = {label: None if time is None else time.median for label, time in times.items()}
             candidates.append((f"{work} time {at}", "ms", dict(medians)))
         candidates.append((f"training memory {at}", "bytes", {k: point.training_bytes for k, point in done.items()}))
         candidates.append((f"FLOPs of a forward pass {at}", "FLOPs", {k: point.flops for k, point in done.items()}))
-    of_runs: tuple[tuple[str, str, CellNumber], ...] = (
+    of_runs: tuple[tuple[str, str, TrialNumber], ...] = (
         ("time of the whole training", "s", "training_seconds"),
         ("peak memory of training", "bytes", "peak_bytes"),
         ("parameters", "", "parameters"),
     )
     for name, unit, field in of_runs:
-        candidates.append((name, unit, {label: cell_mean(result, label, field) for label in result.labels}))
+        candidates.append((name, unit, {label: trial_mean(result, label, field) for label in result.labels}))
     return [axis for name, unit, values in candidates if (axis := _axis(result, name, unit, values)) is not None]
 
 

@@ -96,18 +96,18 @@ function curvesSpec() {
   const byTime = find("curves-by").value === "seconds";
   const [name, unit] = key === "value" ? [METRIC.name, METRIC.unit] : ["validation loss", ""];
   const series = shown().flatMap((label) => {
-    const cells = RESULT.cells.filter((cell) => cell.mechanism === label);
-    const failed = cells.filter((cell) => cell.status === "failed");
+    const trials = RESULT.trials.filter((trial) => trial.mechanism === label);
+    const failed = trials.filter((trial) => trial.status === "failed");
     return [
       {
         name: label, style: STYLE[label], joined: true, band: true, quiet: true,
-        points: meanCurve(cells, key, byTime, name),
+        points: meanCurve(trials, key, byTime, name),
       },
-      ...failed.map((cell) => ({
-        name: `${label}, seed ${cell.seed} (failed)`, style: STYLE[label], joined: true, failed: true,
-        points: cell.curve.filter((point) => isKnown(point, key, byTime)).map((point) => ({
+      ...failed.map((trial) => ({
+        name: `${label}, seed ${trial.seed} (failed)`, style: STYLE[label], joined: true, failed: true,
+        points: trial.curve.filter((point) => isKnown(point, key, byTime)).map((point) => ({
           x: byTime ? point.seconds / 60 : point.update, y: point[key],
-          lines: [`${name} ${formatted(point[key], "", 4)} at update ${whole(point.update)}`, cell.reason],
+          lines: [`${name} ${formatted(point[key], "", 4)} at update ${whole(point.update)}`, trial.reason],
         })),
       })),
     ];
@@ -125,9 +125,9 @@ function isKnown(point, key, byTime) {
 }
 
 /* Mean, lowest and highest of the finished seeds at every update that all of them have. */
-function meanCurve(cells, key, byTime, name) {
-  const done = cells.filter((cell) => cell.status === "done");
-  const curves = done.map((cell) => new Map(cell.curve.map((point) => [point.update, point])));
+function meanCurve(trials, key, byTime, name) {
+  const done = trials.filter((trial) => trial.status === "done");
+  const curves = done.map((trial) => new Map(trial.curve.map((point) => [point.update, point])));
   if (!curves.length) return [];
   const inAll = (update) => curves.every((curve) => isKnown(curve.get(update), key, byTime));
   const updates = [...curves[0].keys()].filter(inAll);
@@ -178,7 +178,7 @@ function capital(text) {
 
 function fillControls() {
   const parts = new Set(RESULT.lengths.map((point) => point.part));
-  const points = RESULT.cells.flatMap((cell) => cell.curve);
+  const points = RESULT.trials.flatMap((trial) => trial.curve);
   const has = (key) => points.some((point) => point[key] !== null);
   const sources = new Set(RESULT.approximation.map((point) => point.source));
   const costs = Object.entries(LENGTH_COSTS).filter(([key]) => RESULT.lengths.some((point) => point[key] !== null));
@@ -203,7 +203,7 @@ function legendButton(label) {
 const PLOTS = [
   ["pareto", paretoSpec, DATA.axes.length],
   ["lengths", lengthsSpec, RESULT.lengths.some((point) => point.status === "done")],
-  ["curves", curvesSpec, RESULT.cells.some((cell) => cell.curve.length)],
+  ["curves", curvesSpec, RESULT.trials.some((trial) => trial.curve.length)],
   ["approximation", approximationSpec, RESULT.approximation.length],
 ].map(([id, spec, known]) => ({ id, spec, known, plot: known ? new Plot(find(id)) : null }));
 
