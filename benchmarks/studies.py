@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from subquad.compare.measure.lengths import Part
 from subquad.compare.plan import Plan
-from subquad.compare.report.schema import Part
 from subquad.compare.variants import Variant
 from subquad.models.presets import merged
 from subquad.nn.stack import MixerChoice
@@ -59,7 +59,7 @@ class Study:
         recipes = {label: _sized(source, sizes) for label, source in self.models.items()}
         return Plan(
             recipe=recipes[self.baseline].model_dump(mode="json"),
-            decided={},
+            data_dependent_model_config={},
             variants=tuple(self._variant(label, recipe) for label, recipe in recipes.items()),
             seeds=(0,),
             split="test",

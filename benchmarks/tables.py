@@ -30,9 +30,11 @@ from benchmarks.studies import STUDIES, Study
 from benchmarks.tables_page import HEADERS, NUMERIC, PART_NAMES, page, rows
 from subquad import allocator
 from subquad.cli.output import print_table
-from subquad.compare.measure.cache import LOG, length_steps, run_length, worker_of
+from subquad.compare.measure.base import Context
+from subquad.compare.measure.cache import LOG, run_step, start_worker
+from subquad.compare.measure.lengths import LengthPoint, Lengths
 from subquad.compare.plan import Plan, open_plan
-from subquad.compare.report.schema import LengthPoint
+from subquad.compare.trials import Trials
 from subquad.train.recipe import Recipe
 
 LONGEST_PASS = 20.0
@@ -95,18 +97,19 @@ def measure(name: str, study: Study, plan: Plan) -> list[LengthPoint]:
     """All models of a study, part by part and length by length."""
     start = time.monotonic()
 
-    def saying(what: str) -> Callable[[str], None]:
+    def log_with(what: str) -> Callable[[str], None]:
         return lambda line: print(f"[{name}, {time.monotonic() - start:.0f} s] {what}: {line}", file=sys.stderr)
 
-    points = []
+    lengths, points = Lengths(), list[LengthPoint]()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         open_plan(plan, folder)
-        with closing(worker_of(folder)) as worker:
-            for part, length in length_steps(plan):
-                if part in study.parts:
-                    say = saying(f"{part} at {length:,} tokens")
-                    points += run_length(worker, folder, plan, (part, length), LONGEST_PASS, say)
+        context = Context(folder, plan, Trials(folder, plan), study.baseline, LONGEST_PASS)
+        with closing(start_worker(folder)) as worker:
+            for step in lengths.steps(plan):
+                if step.arguments["part"] in study.parts:
+                    found = run_step(worker, lengths, context, step, log_with(step.title))
+                    points += [point for point in found if isinstance(point, LengthPoint)]
         if any(point.status == "failed" for point in points):
             print((folder / LOG).read_text(), file=sys.stderr)
     return points

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.studies import Study
+from subquad.compare.measure.lengths import LengthPoint, Timing
 from subquad.compare.report.formatting import format_bytes, format_count, format_number, format_ratio
-from subquad.compare.report.schema import LengthPoint, Timing
 from tools.markdown import markdown_table
 
 HEAD = """# The originals' efficiency tables

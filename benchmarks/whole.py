@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.floors import training_floor
 from benchmarks.measured import Effort, Result, milliseconds, side_by_side, summary
-from subquad.compare.measure.bench import training_pass
+from subquad.compare.measure.bench import MixerPasses
 from subquad.compare.measure.checks import TOLERANCE, CheckFailedError, ReplayedDraws, check_tensor, relative_distance
 from subquad.compare.measure.timing import interleaved_seconds, peak_bytes
 from subquad.mixers import Mixer, available, build, mixer_class
@@ -165,7 +165,7 @@ def gradients(mixer: Mixer, x: Tensor) -> dict[str, Tensor]:
 def checked_peak(mixer: Mixer, x: Tensor) -> float:
     """Peak of memory of a training pass in bytes, after its results were found finite."""
     results: list[Tensor] = []
-    peak = peak_bytes(lambda: results.extend(training_pass(mixer, x)()), CPU)
+    peak = peak_bytes(lambda: results.extend(MixerPasses(mixer, x).training().values()), CPU)
     for name, value in zip(("output", "gradient of the input"), results, strict=True):
         check_tensor(name, value, x.shape)
     return peak
@@ -196,7 +196,7 @@ def against_projections(
     except CheckFailedError as failure:
         yield Result("mechanisms-time", labels, target=target, reason=str(failure))
         return
-    work = {"mechanism": training_pass(mixer, x), "projections": training_floor(mixer, x)}
+    work = {"mechanism": MixerPasses(mixer, x).training, "projections": training_floor(mixer, x)}
     seconds = side_by_side(work, effort)
     score = seconds["mechanism"]["median"] / seconds["projections"]["median"]
     yield Result("mechanisms-time", labels, milliseconds(seconds), score, target, seconds=seconds)
@@ -221,7 +221,7 @@ def short(effort: Effort, say: Callable[[str], None]) -> Iterator[Result]:
             mixer = built(subject, sizes, time)
             try:
                 check_training(mixer, x)
-                work[subject.label] = training_pass(mixer, x)
+                work[subject.label] = MixerPasses(mixer, x).training
             except CheckFailedError as failure:
                 wrong[subject.label] = str(failure)
         seconds = side_by_side(work, replace(effort, budget=3 * effort.budget))
@@ -262,7 +262,7 @@ def growth(effort: Effort, say: Callable[[str], None]) -> Iterator[Result]:
             for time in [time for time in sizes.growth if time <= (subject.longest or time)]:
                 mixer = built(subject, sizes, time) if subject.mixer == "linformer" else mixer
                 peaks[subject.label][time] = checked_peak(mixer, inputs[time]) / 1e6
-                work[f"{subject.label} {time}"] = training_pass(mixer, inputs[time])
+                work[f"{subject.label} {time}"] = MixerPasses(mixer, inputs[time]).training
         except CheckFailedError as failure:
             wrong[subject.label] = str(failure)
             work = {name: one for name, one in work.items() if not name.startswith(f"{subject.label} ")}

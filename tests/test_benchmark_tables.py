@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from subquad.compare.measure.lengths import shape_at
-from subquad.compare.report.schema import LengthPoint, Timing
+from subquad.compare.measure.lengths import LengthPoint, Timing, shape_at
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ("linformer", "primal", "attention", "convolution")

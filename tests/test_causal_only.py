@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from subquad.cli.main import run
-from subquad.compare.measure.bench import Plan, build_or_refuse
-from subquad.compare.variants import variant_of
+from subquad.compare.measure.bench import BenchPlan, build_or_refuse
+from subquad.compare.variants import build_variant
 from subquad.mixers import Capabilities, Mixer, MixerConfig, build, registry
 from subquad.models import build_model
 from subquad.train.recipe import read_recipe
@@ -82,7 +82,7 @@ def test_a_causal_stack_does_not_look_ahead_by_an_option() -> None:
 
 def test_comparisons_put_it_where_it_can_stand() -> None:
     recipe = read_recipe(ROOT / "recipes/small/phrases.yaml")
-    variant = variant_of(recipe, "sum", "runningsum", {}, recipe.model)
+    variant = build_variant(recipe, "sum", "runningsum", {}, recipe.model)
     assert variant.model["encoder"]["mixer"]["name"] == "lightconv"
     assert variant.model["decoder"]["mixer"]["name"] == "runningsum"
     assert variant.remarks == ("sum is causal only: the encoder has lightconv",)
@@ -102,7 +102,7 @@ def test_bench_measures_the_form_it_has(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_bench_still_refuses_wrong_options() -> None:
     for causal in (False, True):
-        plan = Plan(["runningsum"], [8], causal=causal, options={"runningsum": {"windw": 3}})
+        plan = BenchPlan(["runningsum"], [8], causal=causal, options={"runningsum": {"windw": 3}})
         with pytest.raises(ValueError, match="runningsum has no option 'windw'"):
             build_or_refuse(plan, "runningsum")
 

@@ -12,7 +12,7 @@ import subquad
 from subquad.compare.report.html import page
 from subquad.compare.report.schema import Result
 from tests.compare.cases import synthetic
-from tests.compare.test_html import HOSTILE, Elements
+from tests.compare.report.test_html import HOSTILE, Elements
 
 PACKAGE = Path(subquad.__file__).parent
 PICKLES = "interop/checkpoints/safe_pickle.py"

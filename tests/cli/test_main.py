@@ -162,7 +162,7 @@ def test_interrupt(capsys, monkeypatch) -> None:
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("subquad.compare.measure.bench.run", interrupted)
+    monkeypatch.setattr("subquad.compare.measure.bench.run_bench", interrupted)
     code, _, err = call(capsys, "bench")
     assert code == 130
     assert "Traceback" not in err
@@ -172,7 +172,7 @@ def test_a_defect_is_one_line_too(capsys, monkeypatch) -> None:
     def broken(*_):
         raise KeyError("x")
 
-    monkeypatch.setattr("subquad.compare.measure.bench.run", broken)
+    monkeypatch.setattr("subquad.compare.measure.bench.run_bench", broken)
     code, _, err = call(capsys, "bench")
     assert code == 1
     assert "KeyError" in err

@@ -3,20 +3,11 @@
 import math
 import random
 
-from subquad.compare.report.schema import (
-    ApproximationPoint,
-    CurvePoint,
-    EpochCost,
-    LengthPoint,
-    Mechanism,
-    Metric,
-    Paired,
-    Part,
-    Result,
-    Score,
-    Timing,
-    Trial,
-)
+from subquad.compare.measure.approximation import ApproximationPoint
+from subquad.compare.measure.decoding import DecodingPoint
+from subquad.compare.measure.lengths import LengthPoint, Part, Timing
+from subquad.compare.records import CurvePoint, EpochCost, PairedDifference, Score, Trial
+from subquad.compare.report.schema import Mechanism, Metric, Result
 
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 TOKENS = 16384
@@ -60,11 +51,12 @@ def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result
         result.paired = [_pair(result, label) for label in labels[1:]]
     for label in labels:
         for part in ("encoder", "full"):
-            result.lengths += [_length(draw, label, part, length) for length in LENGTHS]
+            result.add_points([_length(draw, label, part, length) for length in LENGTHS])
         result.epochs.append(
             EpochCost(mechanism=label, seconds=60 * (1 + SHAPES[label][1] * 20), peak_bytes=900_000_000, updates=450)
         )
-    result.approximation = [point for label in labels if label in ("eva", "performer") for point in _errors(label)]
+    result.add_points([point for label in labels if label in ("eva", "performer") for point in _errors(label)])
+    result.add_points([_decoding(label) for label in labels])
     return result
 
 
@@ -93,17 +85,16 @@ def _trial(draw: random.Random, label: str, seed: int, luck: float) -> Trial:
         training_seconds=seconds,
         tokens_per_second=31_000 / (1 + 20 * fixed),
         peak_bytes=600_000_000 + 20_000 * size,
-        decoded_per_second=900 / (1 + 10 * fixed),
         data_order=f"order-of-seed-{seed}",
         setting=SETTING,
     )
 
 
-def _pair(result: Result, label: str) -> Paired:
+def _pair(result: Result, label: str) -> PairedDifference:
     ours, base = (result.trials_of(name)[0].scores["BLEU"].value for name in (label, result.baseline))
     difference = ours - base
     p = math.exp(-4 * abs(difference))
-    return Paired(
+    return PairedDifference(
         mechanism=label,
         seed=1,
         difference=difference,
@@ -136,6 +127,10 @@ def _length(draw: random.Random, label: str, part: Part, length: int) -> LengthP
         parameters=9_412_000,
         setting=SETTING,
     )
+
+
+def _decoding(label: str) -> DecodingPoint:
+    return DecodingPoint(mechanism=label, tokens_per_second=900 / (1 + 10 * SHAPES[label][1]))
 
 
 def _errors(label: str) -> list[ApproximationPoint]:

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.compare import finish, make_plan, work
+from subquad.cli.compare import parse_seeds, run_comparison, show_result
 
-MIXERS = "softmax,lightconv,eva"
+MIXERS = ("softmax", "lightconv", "eva")
 OPTIONS: dict[str, dict[str, Any]] = {
     "lightconv": {"kernel_size": [3, 7]},
     "eva": {"window": 2, "landmarks": 4, "relative": "table", "dims": 2},
 }
-LENGTHS, TOKENS, SECONDS = (256, 1024, 4096), 4096, 5
+TOKENS, MAX_SECONDS = 4096, 5
 WARMUP = 50
 RECIPE: dict[str, Any] = {
     "task": "image-classification",
@@ -37,23 +37,18 @@ def demo(
     subquad demo
     subquad demo --updates 100 --seeds 1 --out runs/quick
     """
-    from subquad.compare.comparison import ALL, Comparison
+    from subquad.compare import Comparison
     from subquad.train.recipe import Recipe
 
     train = {"updates": updates, "budget": {"max_sentences": 64}, "smoothing": 0.1, "validate_every": 50}
-    plan = make_plan(
-        Recipe.parse("demo", {**RECIPE, "train": train}).model_dump(mode="json"),
+    comparison = Comparison.create(
+        Recipe.parse("demo", {**RECIPE, "train": train}),
         out,
-        mixers=MIXERS,
+        MIXERS,
         options=OPTIONS,
-        runs=[],
-        baseline="softmax",
-        seeds=seeds,
-        split=None,
-        lengths=LENGTHS,
+        seeds=parse_seeds(seeds),
         tokens=TOKENS,
-        repeats=3,
+        max_seconds=MAX_SECONDS,
     )
-    comparison = Comparison(out, plan, "softmax", SECONDS)
-    work(comparison, ALL)
-    finish(comparison, "Demo: handwritten digits", "subquad demo")
+    run_comparison(comparison)
+    show_result(comparison.write_report("Demo: handwritten digits", "subquad demo"), out)

@@ -1,7 +1,6 @@
 """The entry point of `subquad`: its commands, and how every error becomes one line."""
 
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -26,10 +25,7 @@ from subquad.cli.output import Command, Group, styled
 from subquad.cli.plugins import takes_plugins
 from subquad.cli.train import train
 from subquad.cli.translate import translate
-
-INTERRUPTED = 130
-NO_MEMORY = re.compile("OutOfMemoryError|can't allocate memory")  # how torch says it, on a GPU and on the CPU
-LOST_PROCESS = re.compile("gloo/transport|Connection closed by peer|Connection reset by peer|ncclRemoteError")
+from subquad.processes import INTERRUPTED, error_line
 
 # Rich help would cost more than half of the time that `--help` may take.
 app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -113,36 +109,14 @@ def _warning(message: Warning | str, category: type[Warning], *_place: Any, **_l
 
 def _one_line(error: Exception) -> str:
     if hasattr(error, "format_message"):  # a word that the command line does not know
-        text = _usage(error)
-    elif isinstance(error, OSError) and error.filename is not None:
-        text = _system_error(error)
-    elif isinstance(error, ValueError | OSError):
-        text = str(error)
-    elif isinstance(error, MemoryError) or NO_MEMORY.search(f"{type(error).__name__}: {error}"):
-        text = "out of memory: smaller batches (train.budget, --batch, --tokens) and shorter sequences need less"
-    elif isinstance(error, RuntimeError) and LOST_PROCESS.search(str(error)):
-        text = "another process of this torchrun ended (see its message); the same command goes on from a checkpoint"
-    else:
-        text = f"{type(error).__name__}: {error} (this is a defect of subquad; --debug shows where)"
-    return " ".join(text.split())
+        return " ".join(_usage(error).split())
+    return error_line(error)
 
 
 def _usage(error: Any) -> str:
     text = error.format_message().replace("Value error, ", "").rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{text}; see `{context.command_path if context else 'subquad'} --help`"
-
-
-def _system_error(error: OSError) -> str:
-    """What the system refused, and what to do; most of what is likely is refused before it comes to this."""
-    reasons = {
-        FileNotFoundError: "there is no such file or folder; check the path",
-        FileExistsError: "there is a file already where a folder is needed; give another path",
-        NotADirectoryError: "a part of this path is a file where a folder is needed; give another path",
-        IsADirectoryError: "this is a folder, and a file is needed",
-        PermissionError: "permission denied; check who owns it, or give another path",
-    }
-    return f"{error.filename}: {reasons.get(type(error), error.strerror)}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Arguments and options that several commands have."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,3 +29,44 @@ Int8 = Annotated[
 Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the model with torch.compile, which pays off for long input.")
 ]
+
+
+# ---------------------------------------------------------------------- values of options
+
+
+def split_words(text: str) -> list[str]:
+    """ "a, b" -> ["a", "b"]."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def parse_integer(option: str, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{option}: {word!r} is not a whole number") from None
+
+
+def parse_mechanisms(text: str) -> list[str]:
+    """The words of the option --mixers; `linear` stands for all mechanisms of linear memory, `all` for all."""
+    if text not in ("linear", "all"):
+        return split_words(text)
+    from subquad.mixers import available, mixer_class
+
+    return [name for name in available() if text == "all" or mixer_class(name).capabilities.linear]
+
+
+def parse_mixer_options(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """["eva.window=64"] -> {"eva": {"window": 64}}; values are read as YAML scalars."""
+    from subquad.files import parse_yaml
+
+    options: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        place, equals, value = setting.partition("=")
+        mixer, dot, option = place.partition(".")
+        if not (equals and dot and mixer and option):
+            raise ValueError(f"--set {setting}: write MIXER.OPTION=VALUE, for example eva.window=64")
+        try:
+            options.setdefault(mixer, {})[option] = parse_yaml(value)
+        except ValueError:
+            raise ValueError(f"--set {setting}: cannot read the value {value!r}") from None
+    return options

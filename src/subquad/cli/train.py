@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subquad.cli.interrupts import terminated_as_interrupted
 from subquad.cli.options import RecipeFile
 from subquad.cli.output import is_rank_zero, print_table
+from subquad.processes import terminated_as_interrupted
 
 if TYPE_CHECKING:
     from subquad.api import DryRun

@@ -1,67 +1,192 @@
-"""The comparison itself: trials first, then what is measured on the machine. Files keep what is done.
+"""A comparison in a folder: its plan, then its trials, then what is measured on the machine, then the result.
 
-Several processes may work in one folder: each piece of work has a lock, and what another process holds is waited for,
-or taken over if that process is gone.
+Files keep what is done, so that a comparison can be interrupted at any time, and go on. Several processes may work in
+one folder: each piece of work has a lock, and what another process holds is waited for, or taken over if that process
+is gone.
 """
 
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, Self
 
-from subquad.compare.locks import try_lock
-from subquad.compare.measure.cache import (
-    approximation_is_current,
-    decoding_is_current,
-    length_steps,
-    run_approximation,
-    run_decoding,
-    run_length,
-    stored_lengths,
-    worker_of,
-)
-from subquad.compare.plan import Plan, TrialName
-from subquad.compare.report.schema import Part
-from subquad.compare.subprocesses import Log, Worker
-from subquad.compare.trials import run_trial, stored_trial
+from subquad.compare import measure
+from subquad.compare.locks import wait_for_lock
+from subquad.compare.measure.base import Context, Measurement, Step
+from subquad.compare.measure.cache import open_steps, run_step, start_worker
+from subquad.compare.plan import Plan, TrialName, open_plan, read_plan
+from subquad.compare.records import Trial
+from subquad.compare.report.assemble import assemble
+from subquad.compare.report.schema import Result
+from subquad.compare.trials import Trials
+from subquad.compare.variants import add_finished_runs, build_variants
 from subquad.config import nearest
-from subquad.tasks.base import Task
+from subquad.tasks import Task
 from subquad.train.recipe import Recipe
 
-WAIT = 3.0
-"""Seconds between looks at what other processes do."""
+LENGTHS = (256, 1024, 4096)
+TOKENS = 16384
+REPEATS = 3
+MAX_SECONDS = 20.0
+OnProgress = Callable[[int, int, str], None]
+"""Receives how many steps are done, of how many, and a message; between two steps the number stays the same."""
 
 
-class Progress(Protocol):
-    """Called with a message after each step; `note` says something in between."""
+@dataclass(frozen=True)
+class Shard:
+    """The `number`-th of `count` parts of a comparison's work, counted from 1.
 
-    def __call__(self, message: str) -> None: ...
-
-    def note(self, message: str) -> None: ...
-
-
-class Shard(NamedTuple):
-    """The `number`-th of `of` shards of the trials, counted from 1. The first shard also measures the lengths."""
+    The trials are dealt out. The first shard also makes the measurements that need no trained models.
+    """
 
     number: int = 1
-    of: int = 1
+    count: int = 1
 
     def trials(self, trials: Sequence[TrialName]) -> list[TrialName]:
-        return list(trials[self.number - 1 :: self.of])
+        return list(trials[self.number - 1 :: self.count])
+
+    def makes(self, measurement: Measurement) -> bool:
+        return self == EVERYTHING or (self.number == 1 and not measurement.needs_trials)
 
 
-ALL = Shard()
+EVERYTHING = Shard()
 
 
-def open_task(recipe: Recipe, out: Path) -> Task:
-    """The recipe's data, which is prepared once for all trials."""
-    with _wait_for_lock(out, "data", lambda message: print(message, file=sys.stderr)):
+class Comparison:
+    """A comparison in the folder `out`."""
+
+    def __init__(
+        self, out: Path, plan: Plan, baseline: str, *, max_seconds: float = MAX_SECONDS, retry: bool = False
+    ) -> None:
+        """max_seconds: a mechanism whose training pass took longer is not tried at longer lengths; retry: try failed
+        trials once more."""
+        if baseline not in plan.labels:
+            labels = ", ".join(plan.labels)
+            raise ValueError(f"--baseline {baseline}: there is no such mechanism here; there are {labels}")
+        self.out, self.plan, self.baseline, self.retry = out, plan, baseline, retry
+        self.trials = Trials(out, plan)
+        self.context = Context(out, plan, self.trials, baseline, max_seconds)
+
+    @classmethod
+    def create(
+        cls,
+        recipe: Recipe,
+        out: Path,
+        mixers: Sequence[str] = (),
+        *,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        runs: Sequence[str] = (),
+        baseline: str = "softmax",
+        seeds: int | Sequence[int] = 1,
+        split: str | None = None,
+        lengths: Sequence[int] = LENGTHS,
+        tokens: int = TOKENS,
+        repeats: int = REPEATS,
+        max_seconds: float = MAX_SECONDS,
+        retry: bool = False,
+    ) -> Self:
+        """A new comparison, or an existing one that is continued or extended. `compare` explains the arguments.
+
+        Everything is checked before anything is computed; the data is prepared.
+        """
+        if not mixers and not runs:
+            raise ValueError("say what to compare: --mixers lightconv,eva, or finished runs with --run")
+        variants = build_variants(recipe, mixers, options or {}, baseline) if mixers else []
+        variants, finished_runs = add_finished_runs(recipe, variants, runs)
+        task = _prepare_data(recipe, out)
+        first = recipe.train.seed
+        plan = Plan(
+            recipe=recipe.model_dump(mode="json"),
+            data_dependent_model_config=task.data_dependent_model_config(),
+            variants=tuple(variants),
+            seeds=tuple(range(first, first + seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds)),
+            split=_choose_split(task, split),
+            lengths=tuple(sorted(set(lengths))),
+            tokens=tokens,
+            repeats=repeats,
+            runs=tuple(finished_runs),
+        )
+        return cls(out, open_plan(plan, out), baseline, max_seconds=max_seconds, retry=retry)
+
+    @classmethod
+    def open(cls, out: Path, baseline: str = "softmax") -> Self:
+        """An existing comparison as it is."""
+        return cls(out, read_plan(out), baseline)
+
+    # ------------------------------------------------------------------ computing
+
+    def open_trials(self, shard: Shard = EVERYTHING) -> list[TrialName]:
+        """The trials that are not computed yet."""
+        return self.trials.open(shard.trials(self.plan.trials()), self.retry)
+
+    def open_steps(self, shard: Shard = EVERYTHING) -> list[tuple[Measurement, Step]]:
+        """The steps of measurements that are not measured yet."""
+        made = [measurement for measurement in measure.MEASUREMENTS if shard.makes(measurement)]
+        return [(one, step) for one in made for step in open_steps(one, self.context)]
+
+    def step_count(self, shard: Shard = EVERYTHING) -> int:
+        """How many steps `run` reports: open trials, and what there will be to measure after them."""
+        trials = self.open_trials(shard)
+        made = [measurement for measurement in measure.MEASUREMENTS if shard.makes(measurement)]
+        return len(trials) + sum(
+            len(one.steps(self.plan) if trials and one.needs_trials else open_steps(one, self.context)) for one in made
+        )
+
+    def run(self, on_progress: OnProgress = lambda *_: None, shard: Shard = EVERYTHING) -> None:
+        """Computes everything that is not computed yet, or one shard of it."""
+        progress = _Progress(on_progress, self.step_count(shard))
+
+        def finished(name: TrialName, trial: Trial) -> None:
+            progress.step(f"{name}: {trial.status}{f' ({trial.reason})' if trial.reason else ''}")
+
+        self.trials.run_open(shard.trials(self.plan.trials()), self.retry, progress.note, finished)
+        with (
+            wait_for_lock(self.out, "measurements", progress.note),  # on one machine, one after the other
+            closing(start_worker(self.out)) as worker,
+        ):
+            for measurement, step in self.open_steps(shard):
+                points = run_step(worker, measurement, self.context, step, progress.prefixed(step.title))
+                measured = {point.mechanism for point in points if point.status == "done"}
+                count = len({point.mechanism for point in points})
+                progress.step(f"{step.title}: {len(measured)} of {count} mechanisms measured")
+
+    def write_report(self, title: str, command: str = "") -> Result:
+        """The result of everything that is computed so far, which is written as result.json and report.html.
+
+        command: what the reader could type to make it.
+        """
+        result = assemble(self.context, title, command)
+        result.to_json(self.out / "result.json")
+        result.to_html(self.out / "report.html")
+        return result
+
+
+class _Progress:
+    """Counts the steps for `OnProgress`."""
+
+    def __init__(self, on_progress: OnProgress, total: int) -> None:
+        self.on_progress, self.done, self.total = on_progress, 0, total
+
+    def step(self, message: str) -> None:
+        self.done += 1
+        self.on_progress(self.done, self.total, message)
+
+    def note(self, message: str) -> None:
+        self.on_progress(self.done, self.total, message)
+
+    def prefixed(self, what: str) -> Callable[[str], None]:
+        return lambda line: self.note(f"{what}: {line}")
+
+
+def _prepare_data(recipe: Recipe, out: Path) -> Task:
+    """The recipe's task, with its data prepared once for all trials."""
+    with wait_for_lock(out, "data", lambda message: print(message, file=sys.stderr)):
         return recipe.build_task(out / "data")
 
 
-def split_of(task: Task, wanted: str | None) -> str:
+def _choose_split(task: Task, wanted: str | None) -> str:
     """The split to evaluate on: the one that is wanted, or `test`, or `valid`; one that is not there is refused."""
     known = task.split_names
     split = wanted or ("test" if "test" in known else "valid")
@@ -70,89 +195,3 @@ def split_of(task: Task, wanted: str | None) -> str:
             f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}; --split chooses."
         )
     return split
-
-
-class Comparison:
-    """A comparison in a folder."""
-
-    def __init__(self, out: Path, plan: Plan, baseline: str, seconds: float, retry: bool = False) -> None:
-        """seconds: of a training pass, beyond which longer lengths are left out; retry: failed trials once more."""
-        self.out, self.plan, self.baseline, self.seconds, self.retry = out, plan, baseline, seconds, retry
-
-    def open_trials(self, shard: Shard = ALL) -> list[TrialName]:
-        """What is not computed yet."""
-        return [name for name in shard.trials(self.plan.trials()) if not self._ended(name)]
-
-    def open_lengths(self, shard: Shard = ALL) -> list[tuple[Part, int]]:
-        steps = length_steps(self.plan) if shard.number == 1 else []
-        return [step for step in steps if stored_lengths(self.out, self.plan, *step) is None]
-
-    def steps(self, shard: Shard = ALL) -> int:
-        """How often `run` reports progress, at most."""
-        return len(self.open_trials(shard)) + len(self.open_lengths(shard)) + (2 if shard == ALL else 0)
-
-    def run(self, progress: Progress, shard: Shard = ALL) -> None:
-        """Everything that is open, or one shard of it."""
-        self._run_trials(progress, shard)
-        with (
-            _wait_for_lock(self.out, "measurements", progress.note),  # on one machine, one after the other
-            closing(worker_of(self.out)) as worker,
-        ):
-            self._measure(worker, progress, shard)
-
-    def _measure(self, worker: Worker, progress: Progress, shard: Shard) -> None:
-        for part, length in self.open_lengths(shard):
-            what = f"{'whole model' if part == 'full' else 'encoder'} at {length:,} tokens"
-            log = _with_prefix(progress, what)
-            points = run_length(worker, self.out, self.plan, (part, length), self.seconds, log)
-            done = [point.mechanism for point in points if point.status == "done"]
-            progress(f"{what}: {len(done)} of {len(points)} mechanisms measured")
-        if shard != ALL:
-            return
-        what = "decoding speed"
-        if not decoding_is_current(self.out, self.plan):
-            run_decoding(worker, self.out, self.plan, _with_prefix(progress, what))
-        progress(what)
-        what = "distance from exact attention"
-        if not approximation_is_current(self.out, self.plan, self.baseline):
-            run_approximation(worker, self.out, self.plan, self.baseline, _with_prefix(progress, what))
-        progress(what)
-
-    def _run_trials(self, progress: Progress, shard: Shard) -> None:
-        waiting, tried = self.open_trials(shard), set[TrialName]()
-        while waiting:
-            for name in waiting:
-                with try_lock(_lock_path(self.out, f"{name.label}-{name.seed}")) as own:
-                    if own and not self._ended(name):
-                        tried.add(name)
-                        trial = run_trial(self.out, self.plan, name, _with_prefix(progress, str(name)))
-                        progress(f"{name}: {trial.status}{f' ({trial.reason})' if trial.reason else ''}")
-            waiting = [name for name in waiting if name not in tried and not self._ended(name)]
-            if waiting:
-                progress.note(f"another process works on {'; '.join(map(str, waiting))}: waiting")
-                time.sleep(WAIT)
-
-    def _ended(self, name: TrialName) -> bool:
-        stored = stored_trial(self.out, self.plan, name)
-        return stored is not None and (stored.trial.status == "done" or not self.retry)
-
-
-def _lock_path(out: Path, what: str) -> Path:
-    return out / "locks" / "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in what)
-
-
-@contextmanager
-def _wait_for_lock(out: Path, what: str, log: Log) -> Iterator[None]:
-    """Waits until nobody else does this."""
-    while True:
-        with try_lock(_lock_path(out, what)) as own:
-            if own:
-                yield
-                return
-        log(f"another process works on the {what}: waiting")
-        time.sleep(WAIT)
-
-
-def _with_prefix(progress: Progress, what: str) -> Log:
-    """Passes on what a child says, with what it is about."""
-    return lambda line: progress.note(f"{what}: {line}")

@@ -1,4 +1,4 @@
-"""Who works on what, when several processes or machines share a folder.
+"""Locks for pieces of work, when several processes or machines share a folder.
 
 The lock of a piece of work is a file that only one process can create. While that process works it touches the file
 every few seconds; a lock that was not touched for a while belonged to a process that is gone, and is taken over. Ages
@@ -8,13 +8,21 @@ that clock was set back.
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 TOUCH_INTERVAL = 10.0
 STALE_AFTER = 90.0
 """Seconds. Shared file systems may show an old time for up to a minute."""
+POLL_INTERVAL = 3.0
+"""Seconds between looks at what other processes do."""
+
+
+def lock_path(out: Path, what: str) -> Path:
+    """The file that is the lock of a piece of work in the folder of a comparison."""
+    return out / "locks" / "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in what)
 
 
 @contextmanager
@@ -24,10 +32,10 @@ def try_lock(path: Path, stale_after: float = STALE_AFTER) -> Iterator[bool]:
     if not _acquire(path, stale_after):
         yield False
         return
-    over = threading.Event()
+    released = threading.Event()
 
     def touch() -> None:
-        while not over.wait(TOUCH_INTERVAL):
+        while not released.wait(TOUCH_INTERVAL):
             with suppress(FileNotFoundError):  # taken over, since this process was suspended for a long time
                 os.utime(path)
 
@@ -36,9 +44,21 @@ def try_lock(path: Path, stale_after: float = STALE_AFTER) -> Iterator[bool]:
     try:
         yield True
     finally:
-        over.set()
+        released.set()
         thread.join()
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def wait_for_lock(out: Path, what: str, log: Callable[[str], None]) -> Iterator[None]:
+    """Holds the lock of a piece of work, after waiting until nobody else does."""
+    while True:
+        with try_lock(lock_path(out, what)) as acquired:
+            if acquired:
+                yield
+                return
+        log(f"another process works on the {what}: waiting")
+        time.sleep(POLL_INTERVAL)
 
 
 def _acquire(path: Path, stale_after: float) -> bool:
@@ -51,8 +71,7 @@ def _acquire(path: Path, stale_after: float) -> bool:
         path.rename(old)  # of several that find it old, one gets it
     except FileNotFoundError:  # its owner has just finished, or another took it
         return False
-    fresh = abs(_age(old)) < stale_after  # somebody was faster, and this is already the new owner's
-    if fresh:
+    if abs(_age(old)) < stale_after:  # somebody was faster, and this is already the new owner's
         old.rename(path)
         return False
     old.unlink()

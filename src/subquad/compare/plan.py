@@ -1,4 +1,4 @@
-"""What a comparison will do, as data: comparison.json in its folder.
+"""What a comparison will compute, as data: comparison.json in its folder.
 
 A later call may add mechanisms, seeds and lengths; what is there already does not change.
 """
@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from subquad.compare.variants import TakenRun, Variant
+from subquad.compare.variants import FinishedRun, Variant
 from subquad.config import Options
 from subquad.files import digest, read_metadata, write_json
+from subquad.tasks import Task, task_class
+from subquad.train.recipe import Recipe
 from subquad.train.run import differences
 
 FILE, FORMAT = "comparison.json", "subquad-comparison-plan-1"
 
 
 class TrialName(NamedTuple):
-    """One training: of what, and with which seed."""
+    """One training: of which mechanism, and with which seed."""
 
     label: str
     seed: int
@@ -30,15 +32,15 @@ class Plan(Options):
     """Everything that the numbers depend on, besides the machine."""
 
     format: str = Field(FORMAT, description="of this file")
-    recipe: dict[str, Any] = Field(description="the recipe, complete")
-    decided: dict[str, Any] = Field(description="what the data decides about the model")
-    variants: tuple[Variant, ...] = Field(description="the mechanisms")
+    recipe: dict[str, Any] = Field(description="the complete recipe")
+    data_dependent_model_config: dict[str, Any] = Field(description="options of the model that follow from the data")
+    variants: tuple[Variant, ...] = Field(description="the mechanisms, each in its place in the model")
     seeds: tuple[int, ...] = Field(description="of the trainings")
     split: str = Field(description="on which quality is measured")
     lengths: tuple[int, ...] = Field((), description="at which costs are measured")
     tokens: int = Field(16384, ge=1, description="of a batch at every length")
     repeats: int = Field(3, ge=1, description="of every measurement of time")
-    runs: tuple[TakenRun, ...] = Field((), description="finished runs that are trials")
+    runs: tuple[FinishedRun, ...] = Field((), description="finished runs that are used as trials")
 
     def check(self) -> None:
         slugs: dict[str, str] = {}
@@ -55,33 +57,41 @@ class Plan(Options):
     def labels(self) -> list[str]:
         return [variant.label for variant in self.variants]
 
+    @property
+    def task(self) -> type[Task]:
+        return task_class(self.recipe["task"])
+
     def variant(self, label: str) -> Variant:
         return next(variant for variant in self.variants if variant.label == label)
 
+    def variant_recipe(self, label: str) -> Recipe:
+        """The recipe with a mechanism in its model."""
+        return Recipe.parse(label, {**self.recipe, "model": self.variant(label).model})
+
     def trials(self) -> list[TrialName]:
         """All trainings, seed by seed, so that the mechanisms can be compared as early as possible."""
-        made = [TrialName(variant.label, seed) for seed in self.seeds for variant in self.variants if variant.trained]
-        return list(dict.fromkeys([*made, *(TrialName(run.label, run.seed) for run in self.runs)]))
+        own = [TrialName(variant.label, seed) for seed in self.seeds for variant in self.variants if variant.trained]
+        return list(dict.fromkeys([*own, *(TrialName(run.label, run.seed) for run in self.runs)]))
 
-    def run_of(self, trial: TrialName) -> Path | None:
-        """The folder of a finished run that is this trial."""
+    def finished_run(self, trial: TrialName) -> Path | None:
+        """The folder of the finished run that is used as this trial, if there is one."""
         return next((Path(run.folder) for run in self.runs if (run.label, run.seed) == trial), None)
 
-    def recipe_of(self, trial: TrialName) -> dict[str, Any]:
-        """The whole recipe of a trial."""
+    def trial_recipe(self, trial: TrialName) -> dict[str, Any]:
+        """The complete recipe of a trial."""
         train = {**self.recipe["train"], "seed": trial.seed}
         return {**self.recipe, "model": self.variant(trial.label).model, "train": train}
 
-    def key_of(self, trial: TrialName) -> str:
-        """What a trial's numbers depend on, in a few bytes."""
-        run = self.run_of(trial)
-        return digest([self.recipe_of(trial), self.split, None if run is None else str(run)])
+    def trial_key(self, trial: TrialName) -> str:
+        """A checksum of what the numbers of a trial depend on."""
+        run = self.finished_run(trial)
+        return digest([self.trial_recipe(trial), self.split, None if run is None else str(run)])
 
 
 def open_plan(plan: Plan, out: Path) -> Plan:
     """Writes the plan of a new comparison, or adds to that of an existing one; what differs is refused by name."""
     before = read_plan(out) if (out / FILE).exists() else None
-    plan = plan if before is None else _grown(before, plan, out)
+    plan = plan if before is None else _extend(before, plan, out)
     out.mkdir(parents=True, exist_ok=True)
     if plan != before:
         write_json(out / FILE, plan.model_dump(mode="json"))
@@ -92,9 +102,9 @@ def read_plan(out: Path) -> Plan:
     return Plan.parse(str(out / FILE), read_metadata(out / FILE, FORMAT, "comparison"))
 
 
-def _grown(before: Plan, now: Plan, out: Path) -> Plan:
+def _extend(before: Plan, now: Plan, out: Path) -> Plan:
     old, new = (plan.model_dump(mode="json") for plan in (before, now))
-    fixed = ("recipe", "decided", "split", "tokens", "repeats")
+    fixed = ("recipe", "data_dependent_model_config", "split", "tokens", "repeats")
     changed = [name for part in fixed for name in differences(old[part], new[part], f"{part}.")]
     variants = {variant["label"]: variant for variant in old["variants"]}
     for variant in new["variants"]:

@@ -1,4 +1,4 @@
-"""What a finished run tells: its learning curve, its costs, the order of its data, its scores."""
+"""What the files of a run tell: its learning curve, its costs, the order of its data, its scores."""
 
 import hashlib
 import json
@@ -9,53 +9,49 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from subquad.compare.report.schema import CurvePoint, EpochCost, Metric, Score, Trial
-from subquad.compare.variants import mixing_of
+from subquad.compare.records import CurvePoint, EpochCost, Score, Trial
+from subquad.compare.variants import mixer_options
 from subquad.data.batches import BatchPlan
 from subquad.data.prefetch import batch_seed
 from subquad.files import CHECKSUM, read_metadata
 from subquad.models import model_from
-from subquad.tasks.base import INPUTS, INPUTS_FORMAT, task_class
+from subquad.tasks.base import INPUTS, INPUTS_FORMAT, MainMetric, Task
 from subquad.train.checkpoint import checkpoint_folder, latest, read_state
 from subquad.train.metrics import RESUMED, read_metrics
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import ENVIRONMENT, RECIPE
 
 EPOCHS, BATCHES = 3, 4
-"""The checksum of the data's order is over the numbers of so many epochs and the content of so many batches."""
+"""How many epochs of sample numbers, and how many batches of content, the checksum of the data's order covers."""
 
 
-def metric_of(task: str) -> Metric:
-    """What quality means, for people."""
-    main = task_class(task).main_metric
-    return Metric(name=main.title, better=main.better, unit=main.unit)
-
-
-class Order(NamedTuple):
-    """checksum: of the batches in their order; updates, targets: of an epoch."""
+class DataOrder(NamedTuple):
+    """The order in which a run sees its data: the checksum of its batches, and the updates and targets of an epoch."""
 
     checksum: str
     updates: int
     targets: int
 
 
-def describe_run(found: Trial, run: Path) -> None:
-    """Fills in what the run's files say, as far as there are any: a failed run has got somewhere, too."""
+def describe_run(trial: Trial, run: Path) -> None:
+    """Fills in what the run's files tell, as far as there are any: a failed run has got somewhere, too."""
     if not (run / RECIPE).exists() or not (run / INPUTS).exists():
         return
     recipe = read_recipe(run / RECIPE)
-    decided = read_metadata(run / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])["model"]
+    model_config = read_metadata(run / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])["model"]
     with torch.device("meta"):
-        model = model_from(recipe.model_data(decided))
-    found.parameters, found.config = model.parameter_count(), mixing_of(model)
-    found.setting = _setting(run, recipe)
+        model = model_from(recipe.model_data(model_config))
+    trial.parameters, trial.config = model.parameter_count(), mixer_options(model)
+    trial.setting = _setting(run, recipe)
     if (path := latest(checkpoint_folder(run))) is not None:
-        found.training_seconds = 60 * read_state(path).extra["minutes"]
+        trial.training_seconds = 60 * read_state(path).extra["minutes"]
     if (run / "metrics.jsonl").exists():
-        found.curve = curve(read_metrics(run / "metrics.jsonl"), recipe.task, found.training_seconds)
+        trial.curve = learning_curve(
+            read_metrics(run / "metrics.jsonl"), recipe.task_class.main_metric, trial.training_seconds
+        )
         records = read_metrics(run / "metrics.jsonl", "train")
         speeds = [record["targets_per_second"] for record in records if "targets_per_second" in record]
-        found.tokens_per_second = float(np.median(speeds)) if speeds else None
+        trial.tokens_per_second = float(np.median(speeds)) if speeds else None
 
 
 def _setting(run: Path, recipe: Recipe) -> dict[str, Any]:
@@ -70,12 +66,13 @@ def _setting(run: Path, recipe: Recipe) -> dict[str, Any]:
 # ---------------------------------------------------------------------- learning curve
 
 
-def curve(records: Sequence[Mapping[str, Any]], task: str, total: float | None) -> list[CurvePoint]:
-    """The validations. total: seconds of training until the last of them, from which those of the others follow.
+def learning_curve(records: Sequence[Mapping[str, Any]], metric: MainMetric, total: float | None) -> list[CurvePoint]:
+    """The validations of a run, from the records of its log.
+
+    total: seconds of training until the last validation, from which those of the others follow.
 
     The time between an interruption and going on is not counted.
     """
-    metric = task_class(task).main_metric
     passed, points = 0.0, []
     for before, record in zip([None, *records], records, strict=False):
         if before is not None and record["event"] != RESUMED:
@@ -95,18 +92,17 @@ def curve(records: Sequence[Mapping[str, Any]], task: str, total: float | None) 
 
 
 def _number(value: Any) -> float | None:
-    """A log has words in the place of numbers that are not finite."""
+    """The value, unless it is a string: that is how a log writes numbers that are not finite."""
     return value if isinstance(value, int | float) else None
 
 
 # ---------------------------------------------------------------------- scores
 
 
-def scores_of(evaluation: Path, task: str) -> dict[str, Score]:
-    """The metrics of an evaluation; the one that quality is judged by has its name for people."""
+def read_scores(evaluation: Path, task: type[Task]) -> dict[str, Score]:
+    """The metrics of an evaluation; the one that quality is judged by has its title."""
     content = json.loads(evaluation.read_text())
-    metric = task_class(task).main_metric
-    scores = {}
+    metric, scores = task.main_metric, {}
     for name, found in content["metrics"].items():
         scale = 100 if found["percent"] else 1
         scores[metric.title if name == metric.key else name] = Score(
@@ -122,8 +118,8 @@ def scores_of(evaluation: Path, task: str) -> dict[str, Score]:
 # ---------------------------------------------------------------------- order of the data, cost of an epoch
 
 
-def order_of(run: Path) -> Order | None:
-    """From the run's own recipe and data; None where the data is gone."""
+def data_order(run: Path) -> DataOrder | None:
+    """The order of the run's own recipe and data; None if the data is gone."""
     recipe = read_recipe(run / RECIPE)
     if not recipe.data.is_available(run / "data"):
         return None
@@ -140,21 +136,21 @@ def order_of(run: Path) -> Order | None:
         for value in samples.batch(batch, batch_seed(config.seed, 0, place)).values():
             total.update(value.contiguous().numpy().tobytes())
     targets = sum(int(samples.sizes[-1][batch].sum()) for batch in epochs[0])
-    return Order(total.hexdigest(), -(-len(epochs[0]) // config.accumulate), targets)
+    return DataOrder(total.hexdigest(), -(-len(epochs[0]) // config.accumulate), targets)
 
 
-def epoch_cost(found: Trial, run: Path, order: Order) -> EpochCost | None:
+def epoch_cost(trial: Trial, run: Path, order: DataOrder) -> EpochCost | None:
     """An epoch at the run's median speed; where its log is too short to tell, at its mean time for an update."""
     path = latest(checkpoint_folder(run))
-    if path is None or not found.training_seconds:
+    if path is None or not trial.training_seconds:
         return None
-    if found.tokens_per_second is not None:
-        seconds, how = order.targets / found.tokens_per_second, "median speed, without validations"
+    if trial.tokens_per_second is not None:
+        seconds, how = order.targets / trial.tokens_per_second, "median speed, without validations"
     else:
         updates = read_state(path).update
-        seconds = found.training_seconds / updates * order.updates
+        seconds = trial.training_seconds / updates * order.updates
         how = f"mean of {updates:,} updates, validations included"
-    setting = {**found.setting, "epoch": how}
+    setting = {**trial.setting, "epoch": how}
     return EpochCost(
-        mechanism=found.mechanism, seconds=seconds, peak_bytes=found.peak_bytes, updates=order.updates, setting=setting
+        mechanism=trial.mechanism, seconds=seconds, peak_bytes=trial.peak_bytes, updates=order.updates, setting=setting
     )

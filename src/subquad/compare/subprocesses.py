@@ -11,16 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from subquad.processes import INTERRUPTED
+
 Log = Callable[[str], None]
-INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
+"""Receives lines that say how work goes on."""
+INTERRUPTED_CODES = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
 """How processes end that were asked to."""
 PATIENCE = 30.0
-"""Seconds that an interrupted child has to end by itself."""
+"""Seconds that an interrupted process has to end by itself."""
 KEPT_LINES = 20
 
 
 class Ended(NamedTuple):
-    """How a child ended. peak_bytes: of its memory, None where the system does not tell; lines: the last it said."""
+    """How a process ended. peak_bytes: of its memory, None where the system does not tell; lines: its last output."""
 
     code: int
     peak_bytes: int | None
@@ -30,123 +33,124 @@ class Ended(NamedTuple):
     def reason(self) -> str:
         """Why it failed, in one line."""
         if self.code < 0:
-            return _signal_words(self.code)
-        said = [line for line in self.lines if line.strip()]
-        return said[-1].removeprefix("subquad: error: ") if said else f"ended with code {self.code}"
+            return _describe_signal(self.code)
+        lines = [line for line in self.lines if line.strip()]
+        return lines[-1].removeprefix("subquad: error: ") if lines else f"ended with code {self.code}"
 
 
-def _signal_words(code: int) -> str:
+def _describe_signal(code: int) -> str:
     name = signal.Signals(-code).name
     return f"ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
-def run_module(module: str, words: Sequence[str], log: Path, say: Log) -> Ended:
-    """Runs `python -m MODULE WORDS`; what it says goes to the end of `log` and, line by line, to `say`.
+def run_module(module: str, arguments: Sequence[str], log_file: Path, log: Log) -> Ended:
+    """Runs `python -m MODULE ARGUMENTS`; its output is appended to `log_file` and passed to `log`, line by line.
 
-    A child that was interrupted interrupts its parent.
+    A process that was interrupted interrupts the one that started it.
     """
     last: deque[str] = deque(maxlen=KEPT_LINES)
-    with log.open("a", encoding="utf-8") as kept:
-        child = _start([module, *words], subprocess.DEVNULL, subprocess.STDOUT)
-        assert child.stdout is not None
+    with log_file.open("a", encoding="utf-8") as file:
+        process = _start([module, *arguments], subprocess.DEVNULL, subprocess.STDOUT)
+        assert process.stdout is not None
         try:
-            for line in child.stdout:
-                kept.write(line)
-                kept.flush()
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
                 last.append(line.rstrip())
-                say(line.rstrip())
-            ended = Ended(*_wait(child), list(last))
+                log(line.rstrip())
+            ended = Ended(*_wait(process), list(last))
         except BaseException:
-            _end(child)
+            _end(process)
             raise
-    if ended.code in INTERRUPTED:
+    if ended.code in INTERRUPTED_CODES:
         raise KeyboardInterrupt
     return ended
 
 
 class Answer(NamedTuple):
-    """found: what was asked for, or None if there is an error; last: the step that had begun before it."""
+    """result: what was asked for, or None if there is an error; last_step: the step that had begun before the error."""
 
-    found: Any
+    result: Any
     error: str | None
-    last: str
+    last_step: str
 
 
-class Worker:
-    """A child that answers requests one after the other; after it died, the next request starts another.
+class WorkerProcess:
+    """A process that answers requests one after the other; if it dies, the next request starts another.
 
-    A request is a line of JSON. The child answers with lines: {"begin": STEP} any number of times, then {"found": ...}
-    or {"error": WHY}. What it says on stderr goes to the end of `log`.
+    A request is a line of JSON. The process answers with lines: {"step": NAME} any number of times, then
+    {"result": ...} or {"error": WHY}. Its errors are appended to `log_file`.
     """
 
-    def __init__(self, module: str, words: Sequence[str], log: Path) -> None:
-        self.words, self.log = [module, *words], log
-        self.child: subprocess.Popen[str] | None = None
+    def __init__(self, module: str, arguments: Sequence[str], log_file: Path) -> None:
+        self.command, self.log_file = [module, *arguments], log_file
+        self.process: subprocess.Popen[str] | None = None
 
-    def ask(self, request: Mapping[str, Any], say: Log) -> Answer:
-        """say: told every step that begins."""
-        if self.child is None:
-            with self.log.open("a", encoding="utf-8") as kept:
-                self.child = _start(self.words, subprocess.PIPE, kept)
-        child, last = self.child, ""
-        assert child.stdin is not None
-        assert child.stdout is not None
+    def ask(self, request: Mapping[str, Any], log: Log) -> Answer:
+        """log: receives the name of every step that begins."""
+        if self.process is None:
+            with self.log_file.open("a", encoding="utf-8") as errors:
+                self.process = _start(self.command, subprocess.PIPE, errors)
+        process, last_step = self.process, ""
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             with suppress(BrokenPipeError):  # it is gone already; below we learn why
-                child.stdin.write(json.dumps(request) + "\n")
-                child.stdin.flush()
-            for line in child.stdout:
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+            for line in process.stdout:
                 message = json.loads(line)
-                if "begin" not in message:
-                    return Answer(message.get("found"), message.get("error"), last)
-                last = message["begin"]
-                say(last)
-            code, _ = _wait(child)
+                if "step" not in message:
+                    return Answer(message.get("result"), message.get("error"), last_step)
+                last_step = message["step"]
+                log(last_step)
+            code, _ = _wait(process)
         except BaseException:
-            self.child = None
-            _end(child)
+            self.process = None
+            _end(process)
             raise
-        self.child = None
-        if code in INTERRUPTED:
+        self.process = None
+        if code in INTERRUPTED_CODES:
             raise KeyboardInterrupt
-        return Answer(None, _signal_words(code) if code < 0 else f"ended with code {code}; see {self.log}", last)
+        why = _describe_signal(code) if code < 0 else f"ended with code {code}; see {self.log_file}"
+        return Answer(None, why, last_step)
 
     def close(self) -> None:
-        if self.child is not None:
-            assert self.child.stdin is not None
-            self.child.stdin.close()
-            self.child.wait()
-            self.child = None
+        if self.process is not None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait()
+            self.process = None
 
 
-def _start(words: Sequence[str], given: int, errors: IO[str] | int) -> "subprocess.Popen[str]":
+def _start(command: Sequence[str], stdin: int, stderr: IO[str] | int) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", *words],
-        stdin=given,
+        [sys.executable, "-m", *command],
+        stdin=stdin,
         stdout=subprocess.PIPE,
-        stderr=errors,
+        stderr=stderr,
         text=True,
         encoding="utf-8",
         errors="replace",
     )
 
 
-def _wait(child: subprocess.Popen[str]) -> tuple[int, int | None]:
-    """Code and peak of memory."""
+def _wait(process: subprocess.Popen[str]) -> tuple[int, int | None]:
+    """The exit code and the peak of memory."""
     if not hasattr(os, "wait4"):  # Windows
-        return child.wait(), None
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    return child.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return process.wait(), None
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _end(child: subprocess.Popen[str]) -> None:
-    """Lets a child end by itself, which Ctrl-C has reached as well; then asks, then insists."""
-    for ask, seconds in ((None, 1.0), (signal.SIGINT, PATIENCE), (signal.SIGKILL, None)):
-        if ask is not None:
-            child.send_signal(ask)
+def _end(process: subprocess.Popen[str]) -> None:
+    """Lets a process end by itself, which Ctrl-C has reached as well; then asks it to; then kills it."""
+    for request, seconds in ((None, 1.0), (signal.SIGINT, PATIENCE), (signal.SIGKILL, None)):
+        if request is not None:
+            process.send_signal(request)
         try:
-            child.wait(seconds)
+            process.wait(seconds)
             return
         except subprocess.TimeoutExpired:
             continue

@@ -1,25 +1,16 @@
-"""Time and peak memory of mechanisms by length, against softmax attention. No number without a passed check.
-
-Every length goes through three stages, so that the mechanisms are timed side by side:
-
-    check     each mechanism against its own float64 copy and, when causal, its streaming form against its parallel one
-    memory    one forward pass and one training pass each, watched by the profiler; their results must be finite
-    time      the same passes, interleaved over the mechanisms
-
-A forward pass is inference (eval mode, no gradients). A training pass is forward and backward in train mode, with
-gradients of the input and of all parameters.
-"""
+"""Time and peak memory of single mixers by length, against softmax attention; `costs` says how they are measured."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from subquad.compare.measure.checks import CheckFailedError, check_mixer, check_tensor
-from subquad.compare.measure.timing import interleaved_seconds, peak_bytes, synchronizer
+from subquad.compare.measure.checks import check_mixer
+from subquad.compare.measure.costs import Costs, Pass, measure_costs
 from subquad.environment import environment
 from subquad.mixers import Mixer, build, mixer_class
 
@@ -28,8 +19,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is measured. `batch` sequences at every length; `options` are per mechanism, over its defaults."""
+class BenchPlan:
+    """What is measured: `batch` sequences at every length. options: of a mechanism, over its defaults."""
 
     mixers: Sequence[str]
     lengths: Sequence[int]
@@ -64,40 +55,41 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """How often `run` reports progress."""
+        """How often `run_bench` reports progress."""
         return len(self.lengths) * (len(self.names) + 2 * (1 + self.repeats))
 
 
 @dataclass
 class Row:
-    """One mechanism at one length. Times are medians, in seconds; ratios are to softmax at the same length."""
+    """One mechanism at one length. Times are medians, in seconds; ratios are to softmax at the same length.
+
+    refused: the mechanism cannot do this; failed: its check did not pass; both come with a reason. seconds: of every
+    repeat.
+    """
 
     mixer: str
     length: int
-    status: str = "ok"  # or "skipped" (the mechanism refuses) or "failed" (its check did), with the reason
+    status: str = "done"
     reason: str | None = None
-    forward_seconds: float | None = None
+    inference_seconds: float | None = None
     training_seconds: float | None = None
-    forward_ratio: float | None = None
+    inference_ratio: float | None = None
     training_ratio: float | None = None
-    forward_peak_bytes: int | None = None
-    training_peak_bytes: int | None = None
+    inference_bytes: int | None = None
+    training_bytes: int | None = None
     parameters: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
     check: dict[str, Any] = field(default_factory=dict)
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    seconds: dict[Pass, list[float]] = field(default_factory=dict)
 
 
-def run(plan: Plan, progress: Callable[[str], None] = lambda _: None) -> list[Row]:
-    """Measures everything in the plan, length by length; `progress` is told what was done, `plan.steps` times."""
+def run_bench(plan: BenchPlan, progress: Callable[[str], None] = lambda _: None) -> list[Row]:
+    """Measures everything in the plan, length by length. progress: receives `plan.steps` messages."""
     mixers = {name: build_or_refuse(plan, name) for name in plan.names}
-    rows = []
-    for length in plan.lengths:
-        rows += _measure_length(plan, length, mixers, progress)
-    return rows
+    return [row for length in plan.lengths for row in _measure_length(plan, length, mixers, progress)]
 
 
-def build_or_refuse(plan: Plan, name: str) -> Mixer | str:
+def build_or_refuse(plan: BenchPlan, name: str) -> Mixer | str:
     """The mixer, or the reason why it lacks the form that is measured (causal or not).
 
     Options that are wrong in any form raise ValueError.
@@ -117,7 +109,7 @@ def build_or_refuse(plan: Plan, name: str) -> Mixer | str:
     return mixer.to(plan.device, DTYPES[plan.dtype])
 
 
-def report(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
+def bench_report(plan: BenchPlan, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything measured and what it was measured with, ready for JSON."""
     return {
         "plan": {**asdict(plan), "mixers": plan.names},
@@ -126,96 +118,74 @@ def report(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+class MixerPasses:
+    """Inference and training of a mixer on x (batch, time, channels)."""
+
+    def __init__(self, mixer: Mixer, x: Tensor) -> None:
+        self.mixer, self.x = mixer, x
+        self.module: nn.Module = mixer
+        self.shapes: Mapping[str, torch.Size] = {"output": x.shape, "gradient of the input": x.shape}
+        self.learned = [x.detach().requires_grad_(), *(one for one in mixer.parameters() if one.requires_grad)]
+        self.upstream = torch.ones_like(x)
+
+    def check(self) -> dict[str, Any]:
+        return check_mixer(self.mixer, self.x)
+
+    def inference(self) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return {"output": self.mixer(self.x).y}
+
+    def training(self) -> dict[str, Tensor]:
+        """Backward begins with a gradient of ones. The mixer's regulariser is added to the loss."""
+        y, _, aux = self.mixer(self.learned[0])
+        outputs, weights = [y], [self.upstream]
+        if aux is not None:
+            outputs, weights = [y, aux], [self.upstream, torch.ones_like(aux)]
+        gradients = torch.autograd.grad(outputs, self.learned, weights, allow_unused=True)
+        return {"output": y.detach(), "gradient of the input": gradients[0]}
+
+
 def _measure_length(
-    plan: Plan, length: int, mixers: Mapping[str, Mixer | str], progress: Callable[[str], None]
+    plan: BenchPlan, length: int, mixers: Mapping[str, Mixer | str], progress: Callable[[str], None]
 ) -> list[Row]:
     device = torch.device(plan.device)
     generator = torch.Generator().manual_seed(plan.seed)
     x = torch.randn(plan.batch, length, plan.dim, generator=generator).to(device, DTYPES[plan.dtype])
-    rows = []
-    for name, mixer in mixers.items():
-        row = Row(name, length)
-        rows.append(row)
+
+    def start(mixer: Mixer | str) -> MixerPasses:
         if isinstance(mixer, str):
-            row.status, row.reason = "skipped", mixer
-        else:
-            _check_and_watch(row, mixer, x)
-        progress(f"{name} at {length}: {'checked' if row.status == 'ok' else f'{row.status}, {row.reason}'}")
+            raise ValueError(mixer)
+        return MixerPasses(mixer, x)
 
-    sound: dict[str, Mixer] = {row.mixer: mixers[row.mixer] for row in rows if row.status == "ok"}  # type: ignore[misc]
-    for kind, make in (("forward", forward_pass), ("training", training_pass)):
-        label = f"{kind} at {length}, {len(sound)} mechanisms"
+    def after(name: str, costs: Costs) -> None:
+        progress(f"{name} at {length}: {'checked' if costs.status == 'done' else f'{costs.status}, {costs.reason}'}")
 
-        def say(kept: int, label: str = label) -> None:
-            progress(f"{label}: {f'repeat {kept} of {plan.repeats}' if kept else 'warm-up'}")
+    def after_round(kind: Pass, kept: int) -> None:
+        repeat = f"repeat {kept} of {plan.repeats}" if kept else "warm-up"
+        progress(f"{kind} at {length}: {repeat}")
 
-        work = {name: make(mixer, x) for name, mixer in sound.items()}
-        seconds = interleaved_seconds(work, plan.repeats, synchronize=synchronizer(device), after_round=say)
-        for row in rows:
-            if row.mixer in seconds:
-                row.samples[kind] = seconds[row.mixer]
-                setattr(row, f"{kind}_seconds", statistics.median(seconds[row.mixer]))
+    builders = {name: partial(start, mixer) for name, mixer in mixers.items()}
+    costs = measure_costs(builders, plan.repeats, device, after=after, after_round=after_round)
+    rows = [_row(name, length, mixers[name], found) for name, found in costs.items()]
     _add_ratios(rows)
     return rows
 
 
-def _check_and_watch(row: Row, mixer: Mixer, x: Tensor) -> None:
-    """Fills in the check and the peaks of memory, or the reason why there are none."""
-    row.options = mixer.config.model_dump()
-    row.parameters = sum(parameter.numel() for parameter in mixer.parameters())
-    try:
-        row.check = check_mixer(mixer, x)
-        row.forward_peak_bytes = _watched_peak(forward_pass(mixer, x), ["output"], x)
-        row.training_peak_bytes = _watched_peak(training_pass(mixer, x), ["output", "gradient of the input"], x)
-    except ValueError as refusal:
-        row.status, row.reason = "skipped", str(refusal)
-    except CheckFailedError as failure:
-        row.status, row.reason = "failed", str(failure)
-    except Exception as crash:  # out of memory, or a mechanism with a mistake: the others are still measured
-        row.status, row.reason = "failed", f"{type(crash).__name__}: {crash}".partition("\n")[0]
-
-
-def _watched_peak(work: Callable[[], list[Tensor]], names: Sequence[str], x: Tensor) -> int:
-    results: list[Tensor] = []
-    peak = peak_bytes(lambda: results.extend(work()), x.device)
-    for name, result in zip(names, results, strict=True):
-        check_tensor(name, result, x.shape)
-    return peak
-
-
-def forward_pass(mixer: Mixer, x: Tensor) -> Callable[[], list[Tensor]]:
-    """Inference: returns [y]. Switches the mixer to eval mode."""
-    mixer.eval()
-
-    def work() -> list[Tensor]:
-        with torch.no_grad():
-            return [mixer(x).y]
-
-    return work
-
-
-def training_pass(mixer: Mixer, x: Tensor) -> Callable[[], list[Tensor]]:
-    """Forward and backward: returns [y, gradient of x]. Switches the mixer to train mode."""
-    mixer.train()
-    x = x.detach().requires_grad_()
-    inputs = [x, *(parameter for parameter in mixer.parameters() if parameter.requires_grad)]
-    upstream = torch.ones_like(x)
-
-    def work() -> list[Tensor]:
-        y, _, aux = mixer(x)
-        outputs, weights = [y], [upstream]
-        if aux is not None:
-            outputs, weights = [y, aux], [upstream, torch.ones_like(aux)]
-        gradients = torch.autograd.grad(outputs, inputs, weights, allow_unused=True)
-        return [y.detach(), gradients[0]]
-
-    return work
+def _row(name: str, length: int, mixer: Mixer | str, costs: Costs) -> Row:
+    row = Row(name, length, costs.status, costs.reason, parameters=costs.parameters, check=costs.check)
+    row.options = {} if isinstance(mixer, str) else mixer.config.model_dump()
+    row.inference_bytes, row.training_bytes = costs.peak_bytes.get("inference"), costs.peak_bytes.get("training")
+    if costs.seconds:
+        row.seconds = costs.seconds
+        row.inference_seconds = statistics.median(costs.seconds["inference"])
+        row.training_seconds = statistics.median(costs.seconds["training"])
+    return row
 
 
 def _add_ratios(rows: Sequence[Row]) -> None:
     baseline = next(row for row in rows if row.mixer == BASELINE)
     for row in rows:
-        if row.forward_seconds and baseline.forward_seconds:
-            row.forward_ratio = row.forward_seconds / baseline.forward_seconds
+        if row.inference_seconds and baseline.inference_seconds:
+            row.inference_ratio = row.inference_seconds / baseline.inference_seconds
         if row.training_seconds and baseline.training_seconds:
             row.training_ratio = row.training_seconds / baseline.training_seconds

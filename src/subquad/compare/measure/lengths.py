@@ -1,41 +1,131 @@
 """Costs of the recipe's model by sequence length, all mechanisms side by side at a constant number of tokens.
 
-At every length and for each part (the mixing stack alone, the whole model), as `subquad bench` does for single mixers:
-
-    check     every mixer against its float64 copy and, when causal, its streaming form
-    memory    one inference and one training pass, watched; losses, outputs and gradients must be finite
-    time      the same passes, interleaved over the mechanisms
-
-Inference computes the loss of given targets in eval mode without gradients; training adds the backward pass, in train
-mode. An image of a grid of H x W patches has the length H W.
+Each length is measured for two parts: the mixing stack alone, and the whole model. `costs` says how. The inputs are
+random, and the loss is that of given targets. An image of a grid of H x W patches has the length H W.
 """
 
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from subquad.compare.measure.checks import LONGEST_CHECK, CheckFailedError, check_mixer
-from subquad.compare.measure.timing import Work, interleaved_seconds, peak_bytes, synchronizer
+from subquad.compare.measure.base import SIDE_BY_SIDE, Begin, Context, Measurement, Step
+from subquad.compare.measure.cache import stored_points
+from subquad.compare.measure.checks import LONGEST_CHECK, check_mixer
+from subquad.compare.measure.costs import Costs, measure_costs
 from subquad.compare.plan import Plan
-from subquad.compare.report.schema import LengthPoint, Part, Timing
-from subquad.compare.variants import mixing_of
+from subquad.compare.records import Point, Record
+from subquad.compare.variants import mixer_options
 from subquad.mixers import mixer_class
 from subquad.models import MODELS, Model, model_from
 from subquad.models.costs import forward_flops
 from subquad.models.presets import merged
 from subquad.nn.block import Block, BlockInputs
 from subquad.nn.stack import MixerChoice
-from subquad.tasks import Task, task_class
+from subquad.tasks import Task
 from subquad.tasks.evaluation import to_device
 from subquad.train.recipe import Recipe
 
-Begin = Callable[[str], None]
-TIMING = "all, side by side"
-"""The step in which no single mechanism is at work."""
+Part = Literal["encoder", "full"]
+"""encoder: the mixing stack without decoder and vocabulary; full: the whole model."""
+PART_TITLES: dict[Part, str] = {"encoder": "encoder", "full": "whole model"}
+
+
+class Timing(Record):
+    """Milliseconds of one pass: the median of the repeats, and their quartiles."""
+
+    median: float = Field(gt=0)
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    repeats: int = Field(ge=1)
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Self:
+        """From the repeats of a measurement. Fewer than three have no quartiles: their range is taken."""
+        ms = sorted(1000 * value for value in seconds)
+        low, high = (ms[0], ms[-1]) if len(ms) < 3 else statistics.quantiles(ms, n=4, method="inclusive")[::2]
+        return cls(median=statistics.median(ms), low=low, high=high, repeats=len(ms))
+
+
+class LengthPoint(Point):
+    """The costs of one mechanism at one length. refused: the mechanism does not take this length or form."""
+
+    part: Part
+    length: int = Field(ge=1)
+    batch: int = Field(ge=1, description="sequences at once; batch * length is the token budget")
+    training: Timing | None = None
+    inference: Timing | None = None
+    training_bytes: int | None = Field(None, gt=0, description="peak of a training pass")
+    inference_bytes: int | None = Field(None, gt=0, description="peak of a forward pass")
+    flops: int | None = Field(None, gt=0, description="of a forward pass")
+    parameters: int | None = Field(None, ge=0)
+    setting: dict[str, Any] = Field(default_factory=dict, description="what the numbers depend on: device, dtype, ...")
+    config: dict[str, Any] = Field(default_factory=dict, description="the mixers of the measured model")
+
+
+class Lengths(Measurement):
+    """A step is one part at one length. A mechanism that failed or was too slow at a length is not tried at the next.
+
+    Too slow is one whose training pass took longer than `max_seconds` of the comparison.
+    """
+
+    name = "lengths"
+    point: ClassVar[type[Point]] = LengthPoint
+    needs_trials = False
+
+    def steps(self, plan: Plan) -> list[Step]:
+        lengths = sorted({shape_at(plan, length).length for length in plan.lengths})
+        return [_step(part, length) for part in parts_of(plan) for length in lengths] if lengths else []
+
+    def measure(
+        self,
+        out: Path,  # noqa: ARG002
+        plan: Plan,
+        labels: Sequence[str],
+        arguments: Mapping[str, Any],
+        begin: Begin,
+    ) -> list[LengthPoint]:
+        return measure_length(plan, arguments["part"], arguments["length"], labels, begin)
+
+    def refused(self, context: Context, step: Step) -> list[LengthPoint]:
+        part, length = step.arguments["part"], step.arguments["length"]
+        shorter = [
+            other
+            for other in self.steps(context.plan)
+            if other.arguments["part"] == part and other.arguments["length"] < length
+        ]
+        reasons: dict[str, str] = {}
+        for point in stored_points(self, context, shorter):
+            assert isinstance(point, LengthPoint)
+            if point.status != "done":
+                reasons.setdefault(point.mechanism, str(point.reason))
+            elif point.training is not None and point.training.median > 1000 * context.max_seconds:
+                took = f"a training pass took {point.training.median / 1000:.1f} s at {point.length:,} tokens"
+                limit = f"the limit is {context.max_seconds:g} s"
+                reasons.setdefault(point.mechanism, f"over the time limit: {took}, {limit}")
+        return [self._without_costs(context.plan, step, label, "refused", why) for label, why in reasons.items()]
+
+    def failed(self, plan: Plan, step: Step, label: str, reason: str) -> LengthPoint:
+        return self._without_costs(plan, step, label, "failed", reason)
+
+    def _without_costs(
+        self, plan: Plan, step: Step, label: str, status: Literal["failed", "refused"], reason: str
+    ) -> LengthPoint:
+        part, length = step.arguments["part"], step.arguments["length"]
+        batch = shape_at(plan, length).batch
+        return LengthPoint(mechanism=label, part=part, length=length, batch=batch, status=status, reason=reason)
+
+
+def _step(part: Part, length: int) -> Step:
+    title = f"{PART_TITLES[part]} at {length:,} tokens"
+    return Step(f"lengths-{part}-{length}", title, {"part": part, "length": length})
 
 
 @dataclass(frozen=True)
@@ -48,121 +138,124 @@ class Shape:
 
 def shape_at(plan: Plan, length: int) -> Shape:
     """The batch of a length; images get the square grid of about so many patches."""
-    length = MODELS[_kind(plan)].possible_length(length)
+    length = MODELS[_model_kind(plan)].possible_length(length)
     return Shape(max(1, plan.tokens // length), length)
 
 
-def _kind(plan: Plan) -> str:
+def parts_of(plan: Plan) -> list[Part]:
+    """A model with several stacks has no single one to measure alone."""
+    return ["encoder", "full"] if MODELS[_model_kind(plan)].has_one_stack else ["full"]
+
+
+def _model_kind(plan: Plan) -> str:
     return Recipe.parse("recipe", plan.recipe).model_data({})["kind"]
 
 
-def parts_of(plan: Plan) -> list[Part]:
-    """A pyramid has several stacks, and so no single one to measure alone."""
-    return ["encoder", "full"] if MODELS[_kind(plan)].has_one_stack else ["full"]
-
-
 def measure_length(plan: Plan, part: Part, length: int, labels: Sequence[str], begin: Begin) -> list[LengthPoint]:
-    """All mechanisms of `labels` at one length. begin: told before each step, so that whoever started this process
-    knows what it died of."""
+    """All mechanisms of `labels` at one length."""
     shape, device = shape_at(plan, length), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    points, passes = [], {}
-    for label in labels:
-        begin(label)
-        point = LengthPoint(mechanism=label, part=part, length=shape.length, batch=shape.batch)
-        points.append(point)
-        point.setting = {"device": device.type, "dtype": "float32", "threads": torch.get_num_threads()}
-        point.setting |= {"tokens": shape.batch * shape.length}
-        try:
-            torch.manual_seed(0)
-            config = config_at(plan, label, shape)
-            point.flops = forward_flops(_on_meta(config, part, shape))
-            model = model_from(config).to(device)
-            passes[label] = Passes(model, task_class(plan.recipe["task"]), part, shape)
-            point.parameters = sum(parameter.numel() for parameter in passes[label].module.parameters())
-            point.config = mixing_of(model)
-            _check(model, shape)
-            point.inference_bytes = peak_bytes(passes[label].checked_inference, device)
-            point.training_bytes = peak_bytes(passes[label].checked_training, device)
-        except ValueError as refusal:
-            point.status, point.reason = "refused", str(refusal)
-        except CheckFailedError as failure:
-            point.status, point.reason = "failed", str(failure)
-        except Exception as crash:  # out of memory, or a mechanism with a mistake: the others are still measured
-            point.status, point.reason = "failed", f"{type(crash).__name__}: {crash}".partition("\n")[0]
-    begin(TIMING)
-    done = [point for point in points if point.status == "done"]
-    for kind in ("inference", "training"):
-        work: dict[str, Work] = {point.mechanism: getattr(passes[point.mechanism], kind) for point in done}
-        seconds = interleaved_seconds(work, plan.repeats, synchronize=synchronizer(device))
-        for point in done:
-            setattr(point, kind, Timing.of(seconds[point.mechanism]))
-    return points
+    setting = {"device": device.type, "dtype": "float32", "threads": torch.get_num_threads()}
+    setting |= {"tokens": shape.batch * shape.length}
+    points = {
+        label: LengthPoint(mechanism=label, part=part, length=shape.length, batch=shape.batch, setting=setting)
+        for label in labels
+    }
+
+    def build(point: LengthPoint) -> ModelPasses:
+        torch.manual_seed(0)
+        config = config_for_shape(plan, point.mechanism, shape)
+        point.flops = forward_flops(_forward_on_meta(config, part, shape))
+        model = model_from(config).to(device)
+        point.config = mixer_options(model)
+        return ModelPasses(model, plan.task, part, shape)
+
+    builders = {label: partial(build, point) for label, point in points.items()}
+    costs = measure_costs(builders, plan.repeats, device, before=begin, before_timing=lambda: begin(SIDE_BY_SIDE))
+    for label, found in costs.items():
+        _fill_in(points[label], found)
+    return list(points.values())
+
+
+def _fill_in(point: LengthPoint, costs: Costs) -> None:
+    point.reason = costs.reason
+    point.status, point.parameters = costs.status, costs.parameters
+    point.inference_bytes, point.training_bytes = (costs.peak_bytes.get(kind) for kind in ("inference", "training"))
+    if costs.seconds:
+        point.inference, point.training = (Timing.of(costs.seconds[kind]) for kind in ("inference", "training"))
 
 
 # ---------------------------------------------------------------------- models of any length
 
 
-def config_at(plan: Plan, label: str, shape: Shape) -> dict[str, Any]:
+def config_for_shape(plan: Plan, label: str, shape: Shape) -> dict[str, Any]:
     """The model's config for inputs of this length: tables with an end are as long as the longest length needs."""
-    recipe = Recipe.parse(label, {**plan.recipe, "model": plan.variant(label).model})
-    config, longest = recipe.model_data(plan.decided), max(shape.length, *plan.lengths)
+    config = plan.variant_recipe(label).model_data(plan.data_dependent_model_config)
+    longest = max(shape.length, *plan.lengths)
     config = MODELS[config["kind"]].config_for_length(config, shape.length)
     for name in ("source", "target", "embedding"):
         if name in config and config[name].get("positions") == "learned":
             config = merged(config, {name: {"max_length": max(longest, config[name].get("max_length", 0))}})
     for name in ("encoder", "decoder"):
         if name in config:
-            config = merged(config, {name: {"layer_drop": 0.0, **_long_enough(config[name], longest)}})
+            config = merged(config, {name: {"layer_drop": 0.0, **_lengthen_mixers(config[name], longest)}})
     return config
 
 
-def _long_enough(stack: dict[str, Any], longest: int) -> dict[str, Any]:
+def _lengthen_mixers(stack: dict[str, Any], longest: int) -> dict[str, Any]:
     """The mixers of a stack that have a longest length."""
     given = {place: stack[place] for place in ("mixer", "cross") if stack.get(place) is not None}
-    return {place: with_room(MixerChoice.model_validate(choice), longest) for place, choice in given.items()}
+    return {place: lengthen_mixer(MixerChoice.model_validate(choice), longest) for place, choice in given.items()}
 
 
-def with_room(choice: MixerChoice, longest: int) -> dict[str, Any]:
+def lengthen_mixer(choice: MixerChoice, longest: int) -> dict[str, Any]:
     """The choice as data, with a max_length that is enough, where its mechanism has one."""
     names = {part.partition("*")[0].strip() for part in choice.name.split(",")}
     fields = [mixer_class(name).Config.model_fields.get("max_length") for name in names]
     limits = [choice.options.get("max_length", field.default) for field in fields if field is not None]
-    room = {"max_length": longest} if any(limit is not None and limit < longest for limit in limits) else {}
-    return {"name": choice.name, **choice.options, **room}
+    longer = {"max_length": longest} if any(limit is not None and limit < longest for limit in limits) else {}
+    return {"name": choice.name, **choice.options, **longer}
 
 
 # ---------------------------------------------------------------------- passes
 
 
-class Passes:
-    """Inference and training of a model, or of its main stack, on random inputs that are the same for all models."""
+class ModelPasses:
+    """Inference and training of a model, or of its input stack, on random inputs that are the same for all models."""
+
+    shapes: Mapping[str, torch.Size] = {}
 
     def __init__(self, model: Model, task: type[Task], part: Part, shape: Shape) -> None:
         self.model, self.task, self.part, self.shape = model, task, part, shape
         self.module: torch.nn.Module = model if part == "full" else model.input_stack
-        self.inputs = inputs_of(model, task, part, shape, next(model.parameters()).device)
+        self.inputs = _random_inputs(model, task, part, shape, next(model.parameters()).device)
+        named = {**dict(self.module.named_parameters()), **self.inputs}
+        self.learned = {name: value for name, value in named.items() if value.requires_grad}
 
-    def inference(self) -> Tensor:
-        self.module.eval()
+    def check(self) -> dict[str, Any]:
+        """Checks one mixer of every kind in the model, on random vectors of its width."""
+        checked: list[Any] = []
+        for block in self.model.modules():
+            if isinstance(block, Block) and block.mixer.config not in checked:
+                checked.append(block.mixer.config)
+                grid = self.model.grid(self.shape.length)
+                if grid is not None:
+                    grid = (min(grid[0], math.isqrt(LONGEST_CHECK)),) * 2
+                length = min(self.shape.length, LONGEST_CHECK) if grid is None else grid[0] * grid[1]
+                x = torch.randn(1, length, block.mixer.config.dim, generator=torch.Generator().manual_seed(2))
+                check_mixer(block.mixer, x.to(next(self.model.parameters())), grid)
+        return {}
+
+    def inference(self) -> dict[str, Tensor]:
         with torch.no_grad():
-            return self._loss()
+            return {"loss": self._loss()}
 
-    def training(self) -> tuple[Tensor, ...]:
+    def training(self) -> dict[str, Tensor]:
         """The loss, and the gradients of the parameters and of inputs that have one."""
-        self.module.train()
-        everything: list[Tensor] = [*self.module.parameters(), *self.inputs.values()]
-        learned = [value for value in everything if value.requires_grad]
         loss = self._loss()
-        gradients = torch.autograd.grad(loss, learned, allow_unused=True)
-        return loss.detach(), *(gradient for gradient in gradients if gradient is not None)
-
-    def checked_inference(self) -> None:
-        _check_finite("loss", [self.inference()])
-
-    def checked_training(self) -> None:
-        loss, *gradients = self.training()
-        _check_finite("loss in training", [loss])
-        _check_finite("gradient", gradients)
+        gradients = torch.autograd.grad(loss, list(self.learned.values()), allow_unused=True)
+        pairs = zip(self.learned, gradients, strict=True)
+        results = {f"gradient of {name}": gradient for name, gradient in pairs if gradient is not None}
+        return {"loss in training": loss.detach(), **results}
 
     def _loss(self) -> Tensor:
         if self.part == "encoder":
@@ -174,7 +267,7 @@ class Passes:
         return loss if aux is None else loss + aux.sum().to(loss.dtype)
 
 
-def inputs_of(model: Model, task: type[Task], part: Part, shape: Shape, device: torch.device) -> dict[str, Tensor]:
+def _random_inputs(model: Model, task: type[Task], part: Part, shape: Shape, device: torch.device) -> dict[str, Tensor]:
     """Random vectors for the stack, or a random batch of the task."""
     generator = torch.Generator().manual_seed(1)
     if part == "full":
@@ -184,7 +277,7 @@ def inputs_of(model: Model, task: type[Task], part: Part, shape: Shape, device: 
     return {"x": x.to(device).requires_grad_()}
 
 
-def _on_meta(config: dict[str, Any], part: Part, shape: Shape) -> Callable[[], object]:
+def _forward_on_meta(config: dict[str, Any], part: Part, shape: Shape) -> Callable[[], object]:
     """The forward pass without computing anything; words are scored in full there."""
     with torch.device("meta"):
         model = model_from(config).eval()
@@ -193,26 +286,3 @@ def _on_meta(config: dict[str, Any], part: Part, shape: Shape) -> Callable[[], o
             return lambda: model(*inputs)
         x = torch.empty(shape.batch, model.stack_length(shape.length), model.input_stack.config.dim)
     return lambda: model.input_stack(x, BlockInputs(grid=model.grid(shape.length)))
-
-
-# ---------------------------------------------------------------------- checks
-
-
-def _check(model: Model, shape: Shape) -> None:
-    """A mixer of every kind in the model, on random vectors of its width."""
-    checked = []
-    for block in model.modules():
-        if isinstance(block, Block) and block.mixer.config not in checked:
-            checked.append(block.mixer.config)
-            grid = model.grid(shape.length)
-            if grid is not None:
-                grid = (min(grid[0], math.isqrt(LONGEST_CHECK)),) * 2
-            length = min(shape.length, LONGEST_CHECK) if grid is None else grid[0] * grid[1]
-            x = torch.randn(1, length, block.mixer.config.dim, generator=torch.Generator().manual_seed(2))
-            check_mixer(block.mixer, x.to(next(model.parameters())), grid)
-
-
-def _check_finite(what: str, values: Sequence[Tensor]) -> None:
-    for value in values:
-        if not bool(torch.isfinite(value).all()):
-            raise CheckFailedError(f"the {what} has values that are not finite")

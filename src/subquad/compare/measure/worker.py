@@ -1,6 +1,7 @@
-"""The process that measures, `python -m subquad.compare.measure.worker FOLDER`, for the comparison in FOLDER.
+"""The process that measures, `python -m subquad.compare.measure.worker OUT`, for the comparison in the folder OUT.
 
-It answers requests as `subprocesses.Worker` describes: {"kind": "length" | "decoding" | "approximation", ...}.
+It answers requests as `WorkerProcess` describes. A request names a measurement, its mechanisms and its
+arguments; the result is the list of its points.
 """
 
 import json
@@ -10,41 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from subquad.allocator import set_up_command
-from subquad.compare.measure.approximation import measure_approximation
-from subquad.compare.measure.decoding import measure_decoding
-from subquad.compare.measure.lengths import measure_length
+from subquad.compare import measure
 from subquad.compare.plan import Plan, read_plan
 
 
-def main(folder: Path) -> None:
+def main(out: Path) -> None:
     set_up_command()  # as every command of subquad does: times of another allocator would be others
-    plan = read_plan(folder)
+    plan = read_plan(out)
     for line in sys.stdin:
+        answer: dict[str, Any]
         try:
-            answer = {"found": _found(plan, json.loads(line))}
+            answer = {"result": _measure(out, plan, json.loads(line))}
         except Exception as error:  # the next request may be a better one
             traceback.print_exc()
             answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
-        _tell(answer)
+        _send(answer)
 
 
-def _found(plan: Plan, request: dict[str, Any]) -> Any:
-    if request["kind"] == "length":
-        points = measure_length(plan, request["part"], request["length"], request["labels"], _begin)
-        return [point.model_dump(mode="json") for point in points]
-    if request["kind"] == "decoding":
-        runs = {label: Path(folder) for label, folder in request["runs"].items()}
-        return measure_decoding(runs, plan.split, plan.repeats, _begin)
-    assert request["kind"] == "approximation", request
-    run = request["run"]
-    return [point.model_dump(mode="json") for point in measure_approximation(plan, run and Path(run), _begin)]
+def _measure(out: Path, plan: Plan, request: dict[str, Any]) -> list[dict[str, Any]]:
+    measurement = next(one for one in measure.MEASUREMENTS if one.name == request["measurement"])
+    arguments = request["arguments"]
+    points = measurement.measure(out, plan, request["labels"], arguments, lambda step: _send({"step": step}))
+    return [point.model_dump(mode="json") for point in points]
 
 
-def _begin(step: str) -> None:
-    _tell({"begin": step})
-
-
-def _tell(message: dict[str, Any]) -> None:
+def _send(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 

@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from subquad.compare.measure.approximation import ApproximationPoint
+from subquad.compare.measure.costs import PASSES
+from subquad.compare.measure.decoding import DecodingPoint
+from subquad.compare.measure.lengths import PART_TITLES, LengthPoint, Part
 from subquad.compare.report.formatting import (
     format_bytes,
     format_evidence,
@@ -18,17 +22,18 @@ from subquad.compare.report.formatting import (
     format_seeds,
     join_words,
 )
-from subquad.compare.report.schema import Metric, Part, Result
+from subquad.compare.report.schema import Metric, Result
 from subquad.compare.report.statistics import (
     Difference,
     SpeedRatio,
-    Work,
     crossover,
     differences,
     parameter_mismatch,
     quality,
+    ratios_at,
     same_data_order,
-    speed_ratios,
+    shown_length,
+    shown_part,
 )
 
 
@@ -41,37 +46,12 @@ class Finding:
     detail: str = ""
 
 
-def conclusions(result: Result) -> list[Finding]:
+def conclude(result: Result) -> list[Finding]:
     """The headline, what was found about quality and cost, and what limits it."""
     learned = _nothing_learned(result) is None
     quality = [Finding("quality", text) for text in _quality(result)] if learned else []
     costs = [Finding("cost", text) for text in _costs(result)]
     return [headline(result), *quality, *costs, *(Finding("caveat", text) for text in _caveats(result))]
-
-
-# ---------------------------------------------------------------------- where costs are stated
-
-
-def shown_part(result: Result) -> Part:
-    """The whole model where it was measured."""
-    return "full" if any(point.part == "full" for point in result.lengths) else "encoder"
-
-
-def shown_length(result: Result, part: Part) -> int | None:
-    """The measured length nearest to the one asked for, or the longest, among those where the baseline has a time."""
-    others = [label for label in result.labels if label != result.baseline]
-    common = {ratio.length for label in others for ratio in speed_ratios(result, label, part, "training")}
-    if not common:
-        return None
-    wanted = result.focus_length
-    return max(common) if wanted is None else min(common, key=lambda length: (abs(length - wanted), length))
-
-
-def ratios_at(result: Result, part: Part, length: int, work: Work) -> dict[str, SpeedRatio]:
-    """Speed of every other mechanism against the baseline at one length."""
-    others = [label for label in result.labels if label != result.baseline]
-    found = {label: speed_ratios(result, label, part, work) for label in others}
-    return {label: ratio for label, ratios in found.items() for ratio in ratios if ratio.length == length}
 
 
 # ---------------------------------------------------------------------- headline
@@ -111,15 +91,15 @@ def headline(result: Result) -> Finding:
 def _nothing_learned(result: Result) -> str | None:
     metric = result.metric
     means = [found.mean for label in result.labels if (found := quality(result, label)) is not None]
-    if metric.floor is None or not means:
+    if metric.chance_level is None or not means:
         return None
     higher = metric.better == "higher"
     best = max(means) if higher else min(means)
-    if best > metric.floor if higher else best < metric.floor:
+    if best > metric.chance_level if higher else best < metric.chance_level:
         return None
-    floor = f"{format_metric(metric, metric.floor)} or {'less' if higher else 'more'}"
+    level = f"{format_metric(metric, metric.chance_level)} or {'less' if higher else 'more'}"
     return (
-        f"No model has learned anything yet: the best {metric.name} is {format_metric(metric, best)}, and {floor} "
+        f"No model has learned anything yet: the best {metric.name} is {format_metric(metric, best)}, and {level} "
         "counts as nothing learned. Train longer before comparing."
     )
 
@@ -197,12 +177,10 @@ def _costs(result: Result) -> list[str]:
     length = shown_length(result, part)
     if length is None:
         return []
-    where = (
-        f"at {format_number(length)} tokens ({'whole model' if part == 'full' else 'encoder'}, {result.baseline} = 1)"
-    )
+    where = f"at {format_number(length)} tokens ({PART_TITLES[part]}, {result.baseline} = 1)"
     texts = []
-    for work in ("training", "inference"):
-        texts += _speed_text(f"{work.capitalize()} speed {where}", ratios_at(result, part, length, work))
+    for kind in reversed(PASSES):
+        texts += _speed_text(f"{kind.capitalize()} speed {where}", ratios_at(result, part, length, kind))
     return [*texts, *_memory_text(result, part, length, where), *_crossover_text(result, part)]
 
 
@@ -249,10 +227,11 @@ def _crossover_text(result: Result, part: Part) -> list[str]:
 
 
 def _caveats(result: Result) -> list[str]:
-    return [*_runs(result), *_seeds(result), *_fairness(result), *_gaps(result), *result.notes]
+    texts = [*_trials(result), *_seeds(result), *_fairness(result), *_gaps(result), *result.notes]
+    return [*texts, *_decoding_gaps(result), *_approximation_gaps(result)]
 
 
-def _runs(result: Result) -> list[str]:
+def _trials(result: Result) -> list[str]:
     texts = [
         f"{trial.mechanism} (seed {trial.seed}) failed: {trial.reason}."
         for trial in result.trials
@@ -290,7 +269,7 @@ def _fairness(result: Result) -> list[str]:
         texts.append("The order of the data differs between mechanisms: differences are not due to mixing alone.")
     elif order is None and any(trial.status == "done" for trial in result.trials):
         texts.append("Some runs do not say in which order they saw the data.")
-    changed = _changed_settings([point.setting for point in result.lengths if point.status == "done"])
+    changed = _changed_settings([point.setting for point in result.points(LengthPoint) if point.status == "done"])
     if changed:
         texts.append(f"Costs by length were not all measured under one setting ({join_words(changed)} differ).")
     return texts
@@ -303,7 +282,7 @@ def _changed_settings(settings: Sequence[dict[str, object]]) -> list[str]:
 
 def _gaps(result: Result) -> list[str]:
     gaps: dict[tuple[str, str, str], set[int]] = {}
-    for point in result.lengths:
+    for point in result.points(LengthPoint):
         if point.status != "done":
             gaps.setdefault((point.mechanism, point.status, point.reason or "no reason given"), set()).add(point.length)
     return [
@@ -311,3 +290,27 @@ def _gaps(result: Result) -> list[str]:
         f"({status}: {reason})."
         for (label, status, reason), lengths in gaps.items()
     ]
+
+
+def _decoding_gaps(result: Result) -> list[str]:
+    return [
+        f"Decoding speed of {point.mechanism} was not measured: {point.reason}"
+        for point in result.points(DecodingPoint)
+        if point.status != "done"
+    ]
+
+
+def _approximation_gaps(result: Result) -> list[str]:
+    points = result.points(ApproximationPoint)
+    failures = dict.fromkeys(point.reason for point in points if point.status == "failed")
+    if failures:
+        return [f"The distance from exact attention was not measured: {reason}" for reason in failures]
+    refused: dict[str, list[str]] = {}
+    for point in points:
+        if point.status == "refused" and point.mechanism != result.baseline:
+            refused.setdefault(str(point.reason), []).append(point.mechanism)
+    texts = [f"No distance from exact attention for {join_words(labels)}: {why}." for why, labels in refused.items()]
+    done = [point for point in points if point.status == "done"]
+    if done and not any(point.source == "trained" for point in done):
+        texts.append("The distance from exact attention is known for random activations only.")
+    return texts

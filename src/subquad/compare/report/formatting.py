@@ -1,10 +1,14 @@
 """Numbers as people read them, in the table, the conclusions and the page."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from subquad.compare.report.schema import Metric
 from subquad.compare.report.statistics import CONFIDENCE, Crossover, Difference, Estimate
+
+NOTHING = "–"
+"""What stands in a table where there is no number."""
 
 
 def format_number(value: float, digits: int = 0, sign: bool = False) -> str:
@@ -25,6 +29,24 @@ def format_bytes(count: float) -> str:
     if mib >= 1024:
         return f"{format_number(mib / 1024, 1)} GiB"
     return f"{format_number(mib, 0 if mib >= 100 else 1)} MiB"
+
+
+def format_quantity(value: float, unit: str = "", digits: int = 3) -> str:
+    """A number with its unit, in the size that reads best: 1234 ms -> "1.23 s". digits: that count, unless whole."""
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "ms" and value >= 1000:
+        value, unit = value / 1000, "s"
+    if unit == "FLOPs":
+        power = max(0, min(5, int(math.log10(value) / 3 + 1e-9))) if value >= 1 else 0
+        value, unit = value / 1000**power, f"{('', 'k', 'M', 'G', 'T', 'P')[power]}FLOPs"
+    decimals = 0 if value == int(value) else max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{format_number(value, decimals)} {unit}".rstrip()
+
+
+def format_setting(setting: Mapping[str, Any]) -> str:
+    """What a number depends on: "device cpu, threads 2"."""
+    return ", ".join(f"{key} {value}" for key, value in setting.items()) or NOTHING
 
 
 def format_count(count: float) -> str:

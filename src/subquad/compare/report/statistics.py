@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from subquad.compare.report.schema import LengthPoint, Part, Result, Timing
+from subquad.compare.measure.costs import Pass
+from subquad.compare.measure.decoding import DecodingPoint
+from subquad.compare.measure.lengths import LengthPoint, Part, Timing
+from subquad.compare.report.schema import Result
 
 CONFIDENCE = 0.95
 SIGNIFICANT = 1 - CONFIDENCE
 PARAMETER_TOLERANCE = 0.01
 """Models whose numbers of parameters differ by less than this share count as matched."""
-
-Work = Literal["training", "inference"]
 
 # ---------------------------------------------------------------------- Student's t
 
@@ -144,13 +145,18 @@ def _half_width(values: Sequence[float]) -> float:
     return t_quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-TrialNumber = Literal["parameters", "training_seconds", "tokens_per_second", "peak_bytes", "decoded_per_second"]
+TrialNumber = Literal["parameters", "training_seconds", "tokens_per_second", "peak_bytes"]
 
 
 def trial_mean(result: Result, label: str, field: TrialNumber) -> float | None:
     """Mean over the finished runs that know the number."""
     values = [value for trial in result.trials_of(label) if (value := getattr(trial, field)) is not None]
     return statistics.fmean(values) if values else None
+
+
+def decoding_speed(result: Result, label: str) -> float | None:
+    """Tokens that a trained model with the mechanism writes a second."""
+    return next((point.tokens_per_second for point in result.points(DecodingPoint) if point.mechanism == label), None)
 
 
 # ---------------------------------------------------------------------- cost by length
@@ -165,24 +171,24 @@ class SpeedRatio:
     clear: bool
 
 
-def speed_ratio(point: LengthPoint | None, other: LengthPoint | None, work: Work) -> SpeedRatio | None:
+def speed_ratio(point: LengthPoint | None, other: LengthPoint | None, kind: Pass) -> SpeedRatio | None:
     """Of `point` against `other`, which is the baseline at the same length; None unless both were timed."""
-    ours, theirs = timing(point, work), timing(other, work)
+    ours, theirs = timing(point, kind), timing(other, kind)
     if point is None or ours is None or theirs is None:
         return None
     return SpeedRatio(point.length, theirs.median / ours.median, ours.high < theirs.low or theirs.high < ours.low)
 
 
-def timing(point: LengthPoint | None, work: Work) -> Timing | None:
-    return None if point is None or point.status != "done" else getattr(point, work)
+def timing(point: LengthPoint | None, kind: Pass) -> Timing | None:
+    return None if point is None or point.status != "done" else getattr(point, kind)
 
 
-def speed_ratios(result: Result, label: str, part: Part, work: Work) -> list[SpeedRatio]:
+def speed_ratios(result: Result, label: str, part: Part, kind: Pass) -> list[SpeedRatio]:
     """At every length at which the mechanism and the baseline were timed in the same batch."""
     base = result.lengths_of(result.baseline, part)
     points = result.lengths_of(label, part).values()
     pairs = [(point, base[point.length]) for point in points if point.length in base]
-    found = [speed_ratio(ours, theirs, work) for ours, theirs in pairs if ours.batch == theirs.batch]
+    found = [speed_ratio(ours, theirs, kind) for ours, theirs in pairs if ours.batch == theirs.batch]
     return [ratio for ratio in found if ratio is not None]
 
 
@@ -199,12 +205,12 @@ class Crossover:
     length: int | None = None
 
 
-def crossover(result: Result, label: str, part: Part, work: Work) -> Crossover | None:
+def crossover(result: Result, label: str, part: Part, kind: Pass) -> Crossover | None:
     """None without two common lengths. The logarithm of the ratio is interpolated in the logarithm of the length.
 
     A length counts as won when the times are clearly apart. Nothing is said about lengths outside the measured ones.
     """
-    ratios = speed_ratios(result, label, part, work)
+    ratios = speed_ratios(result, label, part, kind)
     if len(ratios) < 2:
         return None
     first, last = ratios[0].length, ratios[-1].length
@@ -220,6 +226,31 @@ def crossover(result: Result, label: str, part: Part, work: Work) -> Crossover |
     share = -math.log(below.faster) / (math.log(above.faster) - math.log(below.faster))
     length = below.length ** (1 - share) * above.length**share
     return Crossover("at", first, last, round(length))
+
+
+# ---------------------------------------------------------------------- where costs are stated
+
+
+def shown_part(result: Result) -> Part:
+    """The part of the model whose costs are stated: the whole model if it was measured."""
+    return "full" if any(point.part == "full" for point in result.points(LengthPoint)) else "encoder"
+
+
+def shown_length(result: Result, part: Part) -> int | None:
+    """The measured length nearest to the one asked for, or the longest, of those at which the baseline has a time."""
+    others = [label for label in result.labels if label != result.baseline]
+    common = {ratio.length for label in others for ratio in speed_ratios(result, label, part, "training")}
+    if not common:
+        return None
+    wanted = result.focus_length
+    return max(common) if wanted is None else min(common, key=lambda length: (abs(length - wanted), length))
+
+
+def ratios_at(result: Result, part: Part, length: int, kind: Pass) -> dict[str, SpeedRatio]:
+    """Speed of every other mechanism against the baseline at one length."""
+    others = [label for label in result.labels if label != result.baseline]
+    found = {label: speed_ratios(result, label, part, kind) for label in others}
+    return {label: ratio for label, ratios in found.items() for ratio in ratios if ratio.length == length}
 
 
 # ---------------------------------------------------------------------- Pareto sets and parameters

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 
-from subquad.compare.variants import mixing_of
+from subquad.compare.variants import mixer_options
 from subquad.environment import environment
 from subquad.evaluate.report import FORMAT, WHAT
 from subquad.files import read_metadata
@@ -114,7 +114,7 @@ def _summary(model: Model) -> str:
 def _mechanisms(model: Model) -> list[tuple[str, list[str]]]:
     """Places of a model and the mechanisms that stand there, each once."""
     found = []
-    for place, options in mixing_of(model).items():
+    for place, options in mixer_options(model).items():
         names = options["name"] if isinstance(options["name"], list) else [options["name"]]
         found.append((place, list(dict.fromkeys(names))))
     return found

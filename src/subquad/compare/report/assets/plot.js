@@ -1,9 +1,9 @@
 /* A plot in an element: axes, curves, marks, names, and the values of a mark under the pointer or the arrow keys.
 
    spec = {
-     label, x: axis, y: axis,              axis = {name, unit, log, ticks, fromZero}
-     series: [{name, style, points: [{x, y, low, high, lines, hollow}], joined, failed, band, quiet}],
-                                           quiet: only the last point has a mark; failed: it ends in a cross
+     label, x: axis, y: axis,              axis = {name, unit, log, ticks, from_zero}
+     series: [{name, style, points: [{x, y, low, high, lines, hollow}], joined, failed, band, last_mark_only}],
+                                           last_mark_only: the other points have none; failed: it ends in a cross
      front: [[x, y], ...],                 a dashed line, or none
      names: "end" (beside the last point) or "point" (beside every first point)
    }                                                                                                              */
@@ -181,7 +181,7 @@ class Plot {
         group.append(node("line", { class: "whisker", x1: x, x2: x, ...ends }));
       }
       const isLast = i === series.points.length - 1;
-      if (!series.failed && (isLast || !series.quiet)) group.append(mark(series.style, x, y, point.hollow));
+      if (!series.failed && (isLast || !series.last_mark_only)) group.append(mark(series.style, x, y, point.hollow));
       if (series.failed && isLast) {
         group.append(node("path", { class: "curve", d: CROSS, transform: `translate(${x} ${y})` }));
       }

@@ -54,14 +54,14 @@ function logTicks(low, high, unit, count) {
 
 /* values: what must be visible; options: {unit, log, ticks: wished ones}. Returns {at: value -> pixel, ticks}. */
 function scale(values, from, to, options, count) {
-  let low = Math.min(...values, ...(options.fromZero ? [0] : []));
+  let low = Math.min(...values, ...(options.from_zero ? [0] : []));
   let high = Math.max(...values);
   const log = options.log && low > 0;
   if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - 1, high + 1];
   const forth = log ? Math.log : (value) => value;
   const back = log ? Math.exp : (value) => value;
   const margin = (forth(high) - forth(low)) * 0.05;
-  const bottom = forth(low) - (options.fromZero ? 0 : margin);
+  const bottom = forth(low) - (options.from_zero ? 0 : margin);
   const top = forth(high) + margin;
   const at = (value) => from + ((forth(value) - bottom) / (top - bottom)) * (to - from);
   const ends = [back(bottom), back(top)];

@@ -9,18 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from subquad.compare.report.schema import (
-    LengthPoint,
-    Mechanism,
-    Metric,
-    Paired,
-    Result,
-    Score,
-    Timing,
-    Trial,
-    read_result,
-    write_result,
-)
+from subquad.compare.measure.lengths import LengthPoint, Timing
+from subquad.compare.records import PairedDifference, Score, Trial
+from subquad.compare.report.schema import Mechanism, Metric, Result, read_result
+from subquad.compare.report.sections.pareto import cost_axes
 from subquad.compare.report.statistics import (
     crossover,
     differences,
@@ -33,7 +25,6 @@ from subquad.compare.report.statistics import (
     t_probability,
     t_quantile,
 )
-from subquad.compare.report.table import cost_axes, table
 from tests.compare.cases import synthetic
 
 
@@ -55,7 +46,7 @@ def timed(result: Result, label: str, ms: dict[int, float], spread: float = 0.01
     for length, median in ms.items():
         timing = Timing(median=median, low=median * (1 - spread), high=median * (1 + spread), repeats=5)
         point = LengthPoint(mechanism=label, part="full", length=length, batch=1, training=timing, inference=timing)
-        result.lengths.append(point)
+        result.add_points([point])
 
 
 # ---------------------------------------------------------------------- the file
@@ -63,7 +54,7 @@ def timed(result: Result, label: str, ms: dict[int, float], spread: float = 0.01
 
 def test_a_result_survives_its_file(tmp_path: Path) -> None:
     result = synthetic()
-    write_result(result, tmp_path / "result.json")
+    result.to_json(tmp_path / "result.json")
     assert read_result(tmp_path / "result.json") == result
 
 
@@ -71,11 +62,11 @@ def test_a_result_is_filled_piece_by_piece(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     result = bare()
     result.trials.append(Trial(mechanism="eva", seed=1))
-    write_result(result, path)
+    result.to_json(path)
     again = read_result(path)
     trial = again.trials[0]
     trial.status, trial.parameters = "done", 12
-    write_result(again, path)
+    again.to_json(path)
     assert read_result(path).trials_of("eva")[0].parameters == 12
 
 
@@ -83,7 +74,7 @@ def test_what_nobody_compares_is_refused(tmp_path: Path) -> None:
     result = bare()
     result.trials.append(Trial(mechanism="lara", seed=1))
     with pytest.raises(ValidationError, match="no mechanism is labelled lara"):
-        write_result(result, tmp_path / "result.json")
+        result.to_json(tmp_path / "result.json")
     assert not (tmp_path / "result.json").exists()
 
 
@@ -172,7 +163,7 @@ def test_one_seed_takes_the_stored_pair() -> None:
     result = bare("softmax eva lara")
     for label in result.labels:
         trained(result, label, [30.0])
-    pair = Paired(mechanism="eva", seed=1, difference=-0.4, low=-0.7, high=-0.1, p_value=0.01, samples=500)
+    pair = PairedDifference(mechanism="eva", seed=1, difference=-0.4, low=-0.7, high=-0.1, p_value=0.01, samples=500)
     result.paired.append(pair)
     found = differences(result)
     assert (found["eva"].mean, found["eva"].p, found["eva"].interval) == (-0.4, 0.01, "samples")
@@ -247,7 +238,7 @@ def test_other_batches_are_not_compared() -> None:
     result = bare()
     timed(result, "softmax", {256: 2.0})
     timed(result, "eva", {256: 1.0})
-    result.lengths[-1].batch = 4
+    result.points(LengthPoint)[-1].batch = 4
     assert speed_ratios(result, "eva", "full", "training") == []
 
 
@@ -312,14 +303,14 @@ def test_the_table_leaves_out_columns_without_numbers() -> None:
     result = bare()
     trained(result, "softmax", [30.0])
     result.trials.append(Trial(mechanism="eva", seed=1, status="failed", reason="out of memory"))
-    shown = table(result)
+    shown = result.table()
     assert shown.headers == ["mechanism", "BLEU (95% interval)", "runs"]
     assert shown.rows == [["softmax", "30.00", "1 done"], ["eva", "–", "1 failed"]]
-    assert shown.marks == ["done", "failed"]
+    assert shown.states == ["done", "failed"]
 
 
 def test_the_table_of_everything() -> None:
-    shown = table(synthetic())
+    shown = synthetic().table()
     rows = {row[0]: dict(zip(shown.headers, row, strict=True)) for row in shown.rows}
     assert rows["softmax"]["Δ softmax"] == "–"
     assert rows["softmax"]["faster from"] == "–"

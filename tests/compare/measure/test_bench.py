@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from subquad.cli.bench import parse_settings
 from subquad.cli.main import run as run_command
-from subquad.compare.measure.bench import Plan, report, run
+from subquad.cli.options import parse_mixer_options
+from subquad.compare.measure.bench import BenchPlan, bench_report, run_bench
 from subquad.compare.measure.checks import LONGEST_CHECK
 from subquad.compare.measure.timing import interleaved_seconds, peak_bytes
 from subquad.environment import cpu_model
@@ -126,30 +126,30 @@ def test_cpu_model(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- runs
 
 
-def small_plan(**changes) -> Plan:
-    return Plan(**{"mixers": ["local"], "lengths": [12, 20], "dim": 16, "heads": 2, "repeats": 2, **changes})
+def small_plan(**changes) -> BenchPlan:
+    return BenchPlan(**{"mixers": ["local"], "lengths": [12, 20], "dim": 16, "heads": 2, "repeats": 2, **changes})
 
 
 def test_every_mechanism_passes_its_check() -> None:
-    rows = run(small_plan(mixers=available(), lengths=[33], repeats=1))
-    assert [(row.mixer, row.status, row.reason) for row in rows] == [(name, "ok", None) for name in available()]
+    rows = run_bench(small_plan(mixers=available(), lengths=[33], repeats=1))
+    assert [(row.mixer, row.status, row.reason) for row in rows] == [(name, "done", None) for name in available()]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_causal_mechanisms_pass_and_the_others_are_skipped(dtype) -> None:
-    for row in run(small_plan(mixers=available(), lengths=[33], repeats=1, causal=True, dtype=dtype)):
+def test_causal_mechanisms_pass_and_the_others_are_refused(dtype) -> None:
+    for row in run_bench(small_plan(mixers=available(), lengths=[33], repeats=1, causal=True, dtype=dtype)):
         if mixer_class(row.mixer).capabilities.causal:
-            assert (row.status, row.reason) == ("ok", None), row.mixer
+            assert (row.status, row.reason) == ("done", None), row.mixer
         else:
-            assert row.status == "skipped"
+            assert row.status == "refused"
             assert f"{row.mixer} cannot be causal" in (row.reason or "")
-            assert row.forward_seconds is None
+            assert row.inference_seconds is None
 
 
 def test_softmax_is_the_baseline_and_always_measured() -> None:
     plan = small_plan()
     messages: list[str] = []
-    rows = run(plan, messages.append)
+    rows = run_bench(plan, messages.append)
     assert [(row.mixer, row.length) for row in rows] == [
         ("softmax", 12),
         ("local", 12),
@@ -158,29 +158,29 @@ def test_softmax_is_the_baseline_and_always_measured() -> None:
     ]
     assert len(messages) == plan.steps
     for baseline, local in (rows[:2], rows[2:]):
-        assert baseline.forward_ratio == baseline.training_ratio == 1
-        assert local.forward_seconds and local.training_seconds and local.training_peak_bytes  # noqa: PT018
-        assert baseline.forward_seconds and baseline.training_seconds and local.forward_peak_bytes  # noqa: PT018
-        assert local.forward_ratio == local.forward_seconds / baseline.forward_seconds
+        assert baseline.inference_ratio == baseline.training_ratio == 1
+        assert local.inference_seconds and local.training_seconds and local.training_bytes  # noqa: PT018
+        assert baseline.inference_seconds and baseline.training_seconds and local.inference_bytes  # noqa: PT018
+        assert local.inference_ratio == local.inference_seconds / baseline.inference_seconds
         assert local.training_ratio == local.training_seconds / baseline.training_seconds
-        assert len(local.samples["forward"]) == len(local.samples["training"]) == plan.repeats
-        assert local.training_peak_bytes > local.forward_peak_bytes > 12 * 16 * 4
+        assert len(local.seconds["inference"]) == len(local.seconds["training"]) == plan.repeats
+        assert local.training_bytes > local.inference_bytes > 12 * 16 * 4
 
 
 def test_the_check_is_capped() -> None:
-    assert run(small_plan(mixers=[], lengths=[LONGEST_CHECK + 9], repeats=1))[0].check["length"] == LONGEST_CHECK
+    assert run_bench(small_plan(mixers=[], lengths=[LONGEST_CHECK + 9], repeats=1))[0].check["length"] == LONGEST_CHECK
 
 
 def test_max_length_follows_the_lengths_unless_set() -> None:
-    rows = run(small_plan(mixers=["linformer"], lengths=[12, 600], repeats=1))
+    rows = run_bench(small_plan(mixers=["linformer"], lengths=[12, 600], repeats=1))
     assert [row.options["max_length"] for row in rows if row.mixer == "linformer"] == [600, 600]
-    rows = run(small_plan(mixers=["linformer"], lengths=[12, 20], options={"linformer": {"max_length": 16}}))
-    assert [row.status for row in rows if row.mixer == "linformer"] == ["ok", "skipped"]
+    rows = run_bench(small_plan(mixers=["linformer"], lengths=[12, 20], options={"linformer": {"max_length": 16}}))
+    assert [row.status for row in rows if row.mixer == "linformer"] == ["done", "refused"]
 
 
 def test_the_report_states_what_was_measured_and_names_nobody() -> None:
     plan = small_plan(lengths=[12], options={"local": {"window": 4}})
-    text = json.dumps(report(plan, run(plan)))
+    text = json.dumps(bench_report(plan, run_bench(plan)))
     written = json.loads(text)
     assert written["rows"][1]["options"]["window"] == 4
     assert written["plan"]["dtype"] == "float32"
@@ -265,7 +265,7 @@ def test_bench_command_prints_a_table_and_writes_json(tmp_path, capsys) -> None:
     assert [line.split()[:2] for line in out.splitlines()[2:9] if line] == [
         [length, name] for length in ("8", "24") for name in ("softmax", "eva", "lara")
     ]
-    assert "skipped: lara at 8, 24: lara cannot be causal" in out
+    assert "refused: lara at 8, 24: lara cannot be causal" in out
     assert "eva at 24: checked" in err
     rows = json.loads(file.read_text())["rows"]
     assert [row["options"].get("window") for row in rows if row["mixer"] == "eva"] == [8, 8]
@@ -275,4 +275,4 @@ def test_bench_command_prints_a_table_and_writes_json(tmp_path, capsys) -> None:
 
 def test_settings_are_read_as_values() -> None:
     settings = ["a.x=3", "a.y=true", "a.z=null", "b.x=word", "b.y=0.5"]
-    assert parse_settings(settings) == {"a": {"x": 3, "y": True, "z": None}, "b": {"x": "word", "y": 0.5}}
+    assert parse_mixer_options(settings) == {"a": {"x": 3, "y": True, "z": None}, "b": {"x": "word", "y": 0.5}}

@@ -2,25 +2,27 @@
 
 import pytest
 
-from subquad.compare.report.conclusions import conclusions
+from subquad.compare.measure.lengths import LengthPoint
+from subquad.compare.records import PairedDifference, Trial
+from subquad.compare.report.conclusions import conclude
 from subquad.compare.report.formatting import format_bytes, format_number, format_p, format_ratio, join_words
-from subquad.compare.report.schema import LengthPoint, Paired, Result, Trial
+from subquad.compare.report.schema import Result
 from subquad.tasks import task_class
 from tests.compare.cases import synthetic
-from tests.compare.test_statistics import bare, timed, trained
+from tests.compare.report.test_statistics import bare, timed, trained
 
 
 def texts(result: Result, kind: str) -> str:
-    return "\n".join(finding.text for finding in conclusions(result) if finding.kind == kind)
+    return "\n".join(finding.text for finding in conclude(result) if finding.kind == kind)
 
 
-def paired(label: str, difference: float, p: float, width: float = 0.2) -> Paired:
+def paired(label: str, difference: float, p: float, width: float = 0.2) -> PairedDifference:
     low, high = difference - width, difference + width
-    return Paired(mechanism=label, seed=1, difference=difference, low=low, high=high, p_value=p, samples=100)
+    return PairedDifference(mechanism=label, seed=1, difference=difference, low=low, high=high, p_value=p, samples=100)
 
 
 def test_nothing_measured() -> None:
-    found = conclusions(bare())
+    found = conclude(bare())
     assert [finding.text for finding in found] == [
         "Nothing can be concluded yet: no mechanism was compared with softmax."
     ]
@@ -33,7 +35,7 @@ def test_a_significant_loss_is_stated_with_its_gain() -> None:
     result.paired.append(paired("eva", -0.4, 0.01))
     timed(result, "softmax", {1024: 4.0, 2048: 31.0})
     timed(result, "eva", {1024: 5.0, 2048: 10.0})
-    first = conclusions(result)[0]
+    first = conclude(result)[0]
     assert first.text == "At 2,048 tokens eva trains 3.1× as fast as softmax and is worse by 0.40 BLEU."
     assert first.detail == "Difference −0.40 BLEU, 95% interval −0.60 to −0.20, p = 0.010, 1 seed."
 
@@ -45,7 +47,7 @@ def test_a_difference_too_small_for_the_usual_digits_is_not_shown_as_zero() -> N
     result.paired.append(paired("eva", 0.002, 0.01, width=0.001))
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    first = conclusions(result)[0]
+    first = conclude(result)[0]
     assert first.text.endswith("and is better by 0.002 BLEU.")
     assert first.detail.startswith("Difference +0.002 BLEU, 95% interval +0.001 to +0.003")
 
@@ -57,7 +59,7 @@ def test_a_difference_that_is_not_significant_is_no_loss() -> None:
     result.paired.append(paired("eva", -0.4, 0.2, width=0.7))
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    assert conclusions(result)[0].text.endswith("as softmax, with no significant difference in BLEU.")
+    assert conclude(result)[0].text.endswith("as softmax, with no significant difference in BLEU.")
     quality = texts(result, "quality")
     assert quality.startswith("Not significantly different from softmax (27.50 BLEU, 1 seed): eva −0.40 (−1.10 to")
     assert "worse" not in quality
@@ -70,7 +72,7 @@ def test_for_perplexity_more_is_worse() -> None:
     result.paired.append(paired("eva", 0.4, 0.01))
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    assert "is worse by 0.40" in conclusions(result)[0].text
+    assert "is worse by 0.40" in conclude(result)[0].text
     assert texts(result, "quality").startswith("Significantly worse")
 
 
@@ -79,9 +81,9 @@ def test_a_better_mechanism_without_costs() -> None:
     trained(result, "softmax", [27.0])
     trained(result, "eva", [28.0])
     result.paired.append(paired("eva", 1.0, 0.001))
-    assert conclusions(result)[0].text == "eva is better than softmax by 1.00 BLEU."
+    assert conclude(result)[0].text == "eva is better than softmax by 1.00 BLEU."
     result.paired[0].p_value = 0.5
-    assert conclusions(result)[0].text.startswith("No mechanism is significantly better than softmax")
+    assert conclude(result)[0].text.startswith("No mechanism is significantly better than softmax")
 
 
 def test_the_sound_mechanism_is_preferred_to_the_faster_one() -> None:
@@ -92,7 +94,7 @@ def test_the_sound_mechanism_is_preferred_to_the_faster_one() -> None:
     result.paired = [paired("eva", -0.1, 0.7), paired("lara", -5.0, 0.001)]
     for label, ms in (("softmax", 30.0), ("eva", 10.0), ("lara", 5.0)):
         timed(result, label, {2048: ms})
-    assert "eva trains 3.0× as fast" in conclusions(result)[0].text
+    assert "eva trains 3.0× as fast" in conclude(result)[0].text
     assert "Training speed at 2,048 tokens (whole model, softmax = 1): lara 6.0× and eva 3.0×." in texts(result, "cost")
 
 
@@ -104,18 +106,18 @@ def test_what_only_the_correction_makes_insignificant_is_not_called_equal() -> N
     result.paired = [paired("eva", -0.3, 0.03), paired("lara", -0.5, 0.03)]
     for label, ms in (("softmax", 30.0), ("eva", 10.0), ("lara", 5.0)):
         timed(result, label, {2048: ms})
-    assert conclusions(result)[0].text == (
+    assert conclude(result)[0].text == (
         "At 2,048 tokens eva trains 3.0× as fast as softmax; its difference in BLEU is not significant once corrected "
         "for 2 comparisons."
     )
-    assert conclusions(result)[0].detail == "Difference −0.30 BLEU, 95% interval −0.50 to −0.10, p = 0.060, 1 seed."
+    assert conclude(result)[0].detail == "Difference −0.30 BLEU, 95% interval −0.50 to −0.10, p = 0.060, 1 seed."
 
 
 def test_times_within_the_noise_are_no_claim() -> None:
     result = bare()
     timed(result, "softmax", {1024: 10.0, 2048: 10.0}, spread=0.1)
     timed(result, "eva", {1024: 9.5, 2048: 9.5}, spread=0.1)
-    assert conclusions(result)[0].text == "At 2,048 tokens no mechanism trains clearly faster than softmax."
+    assert conclude(result)[0].text == "At 2,048 tokens no mechanism trains clearly faster than softmax."
     cost = texts(result, "cost")
     assert "no clear difference for eva" in cost
     assert "eva at none up to the longest (1,024 to 2,048)" in cost
@@ -125,7 +127,7 @@ def test_speed_without_quality_is_called_that() -> None:
     result = bare()
     timed(result, "softmax", {2048: 10.0})
     timed(result, "eva", {2048: 1.0})
-    assert conclusions(result)[0].text == (
+    assert conclude(result)[0].text == (
         "At 2,048 tokens eva trains 10.0× as fast as softmax; their BLEU was not compared."
     )
     assert "Training is clearly faster" not in texts(result, "cost")  # one length has no crossover
@@ -136,8 +138,8 @@ def test_a_length_the_baseline_cannot_do_is_not_compared() -> None:
     timed(result, "softmax", {1024: 10.0})
     timed(result, "eva", {1024: 5.0, 2048: 9.0})
     failed = LengthPoint(mechanism="softmax", part="full", length=2048, batch=1, status="failed", reason="no memory")
-    result.lengths.append(failed)
-    assert conclusions(result)[0].text.startswith("At 1,024 tokens")
+    result.add_points([failed])
+    assert conclude(result)[0].text.startswith("At 1,024 tokens")
     assert texts(result, "caveat") == "softmax has no costs at 2,048 tokens (failed: no memory)."
 
 
@@ -146,7 +148,7 @@ def test_the_length_asked_for() -> None:
     result.focus_length = 1500
     timed(result, "softmax", {1024: 10.0, 2048: 20.0, 4096: 40.0})
     timed(result, "eva", {1024: 5.0, 2048: 5.0, 4096: 5.0})
-    assert conclusions(result)[0].text.startswith("At 1,024 tokens eva trains 2.0×")
+    assert conclude(result)[0].text.startswith("At 1,024 tokens eva trains 2.0×")
 
 
 def test_failures_and_gaps_are_named() -> None:
@@ -173,7 +175,7 @@ def test_the_number_of_samples_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("better", "values", "floor", "said"),
+    ("better", "values", "level", "said"),
     [
         ("higher", [0.2, 0.8], 1.0, "the best BLEU is 0.80, and 1.00 or less counts as nothing learned."),
         ("higher", [0.2, 1.2], 1.0, None),
@@ -182,15 +184,15 @@ def test_the_number_of_samples_is_said() -> None:
     ],
 )
 def test_models_that_have_learned_nothing_are_called_so(
-    better: str, values: list[float], floor: float, said: str | None
+    better: str, values: list[float], level: float, said: str | None
 ) -> None:
     result = bare(better=better)
-    result.metric.floor = floor
+    result.metric.chance_level = level
     for label, value in zip(result.labels, values, strict=True):
         trained(result, label, [value])
     timed(result, "softmax", {2048: 31.0})
     timed(result, "eva", {2048: 10.0})
-    first = conclusions(result)[0].text
+    first = conclude(result)[0].text
     assert first.startswith("No model has learned anything yet: ") == (said is not None)
     assert said is None or said in first
     assert "eva 3.1×" in texts(result, "cost"), "costs do not depend on it"
@@ -208,7 +210,8 @@ def test_an_unfair_comparison_is_said() -> None:
     assert "order of the data" not in texts(result, "caveat")
     assert "setting" not in texts(result, "caveat")
     result.trials_of("eva")[0].data_order = "another"
-    result.lengths[3].setting = result.lengths[3].setting | {"threads": 8}
+    point = result.points(LengthPoint)[3]
+    point.setting = point.setting | {"threads": 8}
     assert "The order of the data differs between mechanisms" in texts(result, "caveat")
     assert "not all measured under one setting (threads differ)" in texts(result, "caveat")
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from subquad.compare.report.html import embedded, page, write_page
 from subquad.compare.report.schema import Result
 from tests.compare.cases import synthetic
-from tests.compare.test_statistics import bare
+from tests.compare.report.test_statistics import bare
 
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror='window.broken=1'><!-- ${policy} \u2028 &amp;"
 
@@ -140,8 +140,8 @@ def test_plots_are_drawn_and_fit(browser: Any, tmp_path: Path, width: int, schem
     assert shown.count("#pareto .mark") == 6
     assert shown.count("#lengths .curve") == 6
     assert shown.count("#lengths .mark") == 6 * 7 - 1  # softmax has none at its longest
-    assert shown.count("#curves .curve:not(.failed)") == 6 + 1  # and the cross of the failed run
-    assert shown.count("#curves .failed") == 1
+    assert shown.count("#trials .curve:not(.failed)") == 6 + 1  # and the cross of the failed run
+    assert shown.count("#trials .failed") == 1
     assert shown.count("#approximation .curve") == 2
     assert shown.count(".plot svg[role=img][aria-label]") == 4
     labels = shown.page.locator("#lengths text").all_text_contents()
@@ -152,7 +152,7 @@ def test_plots_are_drawn_and_fit(browser: Any, tmp_path: Path, width: int, schem
 
 
 def test_the_failed_run_is_seen(opened: Opened) -> None:
-    row = opened.page.locator("section:has(#table-title) tr[data-state=failed]")
+    row = opened.page.locator("section:has(#mechanisms-title) tr[data-state=failed]")
     assert row.locator("th").inner_text() == "performer"
     assert row.locator("td").last.inner_text() == "2 done, 1 failed"
     assert "performer (seed 3) failed: the loss was not finite" in opened.text("#conclusions .caveat")
@@ -161,7 +161,7 @@ def test_the_failed_run_is_seen(opened: Opened) -> None:
 
 def test_toggles_hide_a_mechanism_everywhere(opened: Opened) -> None:
     button = opened.page.get_by_role("button", name="eva")
-    everywhere = [f"#{plot} [data-label=eva]" for plot in ("pareto", "lengths", "curves", "approximation")]
+    everywhere = [f"#{plot} [data-label=eva]" for plot in ("pareto", "lengths", "trials", "approximation")]
     assert button.get_attribute("aria-pressed") == "true"
     assert all(opened.count(selector) for selector in everywhere)
     button.click()
@@ -227,8 +227,8 @@ def test_controls_change_the_plots(opened: Opened) -> None:
     assert "out of memory" not in opened.text("#lengths-note")
     opened.page.select_option("#lengths-cost", "training_bytes")
     assert any("MiB" in text for text in opened.page.locator("#lengths text").all_text_contents())
-    opened.page.select_option("#curves-by", "seconds")
-    assert "minutes of training →" in opened.page.locator("#curves text").all_text_contents()
+    opened.page.select_option("#trials-by", "seconds")
+    assert "minutes of training →" in opened.page.locator("#trials text").all_text_contents()
     opened.page.select_option("#pareto-cost", label="Parameters")
     assert opened.count("#pareto .mark:not(.hollow)") == 1  # five equal counts: the best of them stands alone
 
@@ -248,7 +248,7 @@ def test_the_order_of_tab_stops(opened: Opened) -> None:
         "lengths-cost",
         "lengths-part",
         "lengths",
-        "curves",
+        "trials",
     ]
     places = [reached.index(name) for name in wanted]
     assert places == sorted(places)
@@ -310,7 +310,7 @@ def test_raw_data_can_be_read_and_saved(opened: Opened) -> None:
 def test_without_scripts_the_numbers_are_there(browser: Any, tmp_path: Path) -> None:
     shown = Opened(browser, synthetic(), tmp_path, java_script_enabled=False)
     assert "lightconv trains" in shown.text(".headline")
-    assert shown.count("section:has(#table-title) tbody tr") == 6
+    assert shown.count("section:has(#mechanisms-title) tbody tr") == 6
     assert shown.page.locator("noscript").inner_text().startswith("The plots need JavaScript")
     assert not shown.page.locator("#plots").is_visible()
     assert not shown.page.locator("#theme").is_visible()

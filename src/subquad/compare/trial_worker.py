@@ -1,0 +1,32 @@
+"""The process that trains or evaluates a trial: `python -m subquad.compare.trial_worker train|evaluate OUT LABEL SEED`.
+
+OUT is the folder of the comparison, whose plan says what the trial is.
+"""
+
+import sys
+from pathlib import Path
+
+from subquad.allocator import set_up_command
+from subquad.compare.plan import TrialName, read_plan
+from subquad.compare.trials import EVALUATION, Trials
+from subquad.processes import run_main
+from subquad.train.recipe import Recipe
+from subquad.train.workflows import evaluate_to_file, train_run
+
+
+def main() -> None:
+    set_up_command()  # as every command of subquad does: times of another allocator would be others
+    action, out, label, seed = sys.argv[1:]
+    plan, name = read_plan(Path(out)), TrialName(label, int(seed))
+    trials = Trials(Path(out), plan)
+    if action == "train":
+        train_run(Recipe.parse(str(name), plan.trial_recipe(name)), trials.folder(name))
+        return
+    report = evaluate_to_file(trials.run_folder(name), plan.split, trials.folder(name) / EVALUATION)
+    if report.lost:
+        lost = f"{report.lost:,} of {report.samples:,} samples of {plan.split} were lost"
+        raise ValueError(f"{lost}: they have no result")
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

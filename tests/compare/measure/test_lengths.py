@@ -1,0 +1,77 @@
+"""Costs by length: models that are long enough, every kind of model, and what gets no time."""
+
+from pathlib import Path
+
+import pytest
+
+from subquad.compare.measure.base import Context
+from subquad.compare.measure.cache import run_step, start_worker
+from subquad.compare.measure.lengths import (
+    LengthPoint,
+    Lengths,
+    Shape,
+    Timing,
+    config_for_shape,
+    measure_length,
+    parts_of,
+    shape_at,
+)
+from subquad.compare.trials import Trials
+from subquad.files import write_json
+from tests.compare.plans import PAIRS, PYRAMID, STACK, TEXT, make_plan, recipe
+
+
+def test_models_are_long_enough_for_every_length() -> None:
+    text = recipe({**TEXT, "decoder": {**STACK, "layer_drop": 0.5}}, "language-model")
+    config = config_for_shape(make_plan(text, [], lengths=(16, 64)), "softmax", Shape(4, 16))
+    assert (config["embedding"]["max_length"], config["decoder"]["layer_drop"]) == (64, 0.0)
+    plan = make_plan(PAIRS, ["linformer"], lengths=(16, 1024))
+    assert config_for_shape(plan, "linformer", Shape(4, 16))["encoder"]["mixer"]["max_length"] == 1024
+    images = recipe({"preset": "vision_small", "dim": 16, "encoder": STACK}, "image-classification")
+    plan = make_plan(images, [], lengths=(16, 60), tokens=128)
+    assert shape_at(plan, 60) == Shape(2, 49)
+    assert config_for_shape(plan, "softmax", shape_at(plan, 60))["image_size"] == 28
+    assert [step.name for step in Lengths().steps(plan)] == [
+        f"lengths-{part}-{length}" for part in ("encoder", "full") for length in (16, 49)
+    ]
+    assert parts_of(make_plan(PYRAMID, [])) == ["full"]
+
+
+@pytest.mark.parametrize("task", ["pairs", "text", "pyramid"])
+def test_every_kind_of_model_is_measured(task: str) -> None:
+    given = {"pairs": PAIRS, "text": recipe({**TEXT, "vocab": 50}, "language-model"), "pyramid": PYRAMID}[task]
+    words = {"pairs": ["lara"], "text": ["primal"], "pyramid": ["performer"]}[task]
+    plan = make_plan(given, words, lengths=(64,), tokens=128, repeats=2)
+    begun: list[str] = []
+    for part in parts_of(plan):
+        points = measure_length(plan, part, 64, plan.labels, begun.append)
+        assert [(point.mechanism, point.status, point.reason) for point in points] == [
+            (label, "done", None) for label in ("softmax", words[0])
+        ]
+        assert all(point.training is not None and point.training.repeats == 2 for point in points)
+    assert begun[:3] == ["softmax", words[0], "all, side by side"]
+
+
+def test_a_mechanism_that_is_refused_or_wrong_gets_no_time() -> None:
+    plan = make_plan(PAIRS, ["performer"], lengths=(16,), tokens=32, repeats=1)
+    wrong = plan.variants[1].model_copy(update={"model": {**PAIRS.model, "encoder": {**STACK, "mixer": "nothing"}}})
+    plan = plan.model_copy(update={"variants": (plan.variants[0], wrong)})
+    sound, refused = measure_length(plan, "full", 16, plan.labels, lambda _: None)
+    assert sound.training is not None
+    assert (refused.status, refused.training) == ("refused", None)
+    assert "no mechanism is called 'nothing'" in str(refused.reason)
+
+
+def test_too_slow_at_one_length_is_not_tried_at_the_next(tmp_path: Path) -> None:
+    plan = make_plan(PAIRS, [], lengths=(16, 32), tokens=32)
+    slow = LengthPoint(mechanism="softmax", part="full", length=16, batch=2, training=Timing.of([1.5]))
+    (tmp_path / "measurements").mkdir()
+    stored = {"format": "subquad-measurement-1", "points": [slow.model_dump(mode="json")]}
+    write_json(tmp_path / "measurements" / "lengths-full-16.json", stored)
+    context = Context(tmp_path, plan, Trials(tmp_path, plan), "softmax", max_seconds=1.0)
+    step = next(step for step in Lengths().steps(plan) if step.arguments == {"part": "full", "length": 32})
+    worker = start_worker(tmp_path)
+    (point,) = run_step(worker, Lengths(), context, step, lambda _: None)
+    assert worker.process is None, "nothing was measured"
+    assert point.status == "refused"
+    assert point.reason == "over the time limit: a training pass took 1.5 s at 16 tokens, the limit is 1 s"

@@ -1,0 +1,65 @@
+"""Sections of the page: a new one is one file and one entry in the list, and every one has its rows for a program."""
+
+import pytest
+
+from subquad.compare.report import sections
+from subquad.compare.report.formatting import format_quantity
+from subquad.compare.report.html import page
+from subquad.compare.report.schema import Result
+from subquad.compare.report.section import Axis, Content, Plot, PlotPoint, Section, Series, Table, View
+from tests.compare.cases import synthetic
+from tests.compare.report.test_statistics import bare
+
+
+def toy_content(result: Result) -> Content | None:
+    if not result.trials:
+        return None
+    rows = [[label, str(len(label))] for label in result.labels]
+    series = [Series(label, label, [PlotPoint(1, len(label), ["<b>"])]) for label in result.labels]
+    view = View("letters by mechanism", Axis("one"), Axis("letters"), series)
+    return Content(Table(["label", "letters"], rows, [1], ["done"] * len(rows)), Plot([], {"": view}), "A toy <note>.")
+
+
+TOY = Section("toy", "Letters & more", "plots", toy_content, table_title="Every letter")
+
+
+def test_a_section_is_shown_where_its_result_has_something_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "SECTIONS", (*sections.SECTIONS[:2], TOY, *sections.SECTIONS[2:]))
+    shown = page(synthetic())
+    assert '<h2 id="toy-title">Letters &amp; more</h2>' in shown
+    assert "A toy &lt;note&gt;." in shown
+    assert "<summary>Every letter</summary>" in shown
+    assert shown.index('id="mechanisms-title"') < shown.index('id="toy-title"') < shown.index('id="pareto-title"')
+    assert synthetic().table("toy").rows[0] == ["softmax", "7"]
+    assert "toy-title" not in page(bare())
+
+
+@pytest.mark.parametrize("name", ["mechanisms", "lengths", "trials", "approximation", "epochs", "environment"])
+def test_the_rows_of_a_section(name: str) -> None:
+    table = synthetic().table(name)
+    assert table.rows
+    assert all(len(row) == len(table.headers) for row in table.rows)
+    assert len(table.states) == len(table.rows)
+    assert all(column < len(table.headers) for column in table.numeric)
+
+
+def test_what_has_no_rows_is_said() -> None:
+    with pytest.raises(ValueError, match="there is no section 'length'; did you mean 'lengths'"):
+        synthetic().table("length")
+    with pytest.raises(ValueError, match="the section recipe of this result has no table"):
+        synthetic().table("recipe")
+    with pytest.raises(ValueError, match="the section lengths of this result has no table"):
+        bare().table("lengths")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (1234, "ms", "1.23 s"),
+        (12.34, "ms", "12.3 ms"),
+        (2**31, "bytes", "2.0 GiB"),
+        (2.5e9, "FLOPs", "2.50 GFLOPs"),
+    ],
+)
+def test_quantities(value: float, unit: str, shown: str) -> None:
+    assert format_quantity(value, unit) == shown
