@@ -4,8 +4,8 @@
     python examples/compare_text.py my.txt --mixers softmax,lightconv,eva,primal --updates 2000 --seeds 3
 
 The lines of the file are dealt out: every tenth to validation, every tenth to the test, the others to training. A small
-language model is then trained with each mechanism by `subquad compare`, which prints a table and a verdict and writes
-OUT/comparison/report.html. The same command goes on after an interruption.
+language model is then trained with each mechanism by `subquad.compare`. The conclusions are printed, and
+OUT/comparison/report.html has everything. The same command goes on after an interruption.
 
 Models read pieces of 256 tokens, of a short text smaller ones: quality is compared over the pieces of the test, and a
 handful would say nothing. Windows shrink with them. Thousands of lines say more than hundreds.
@@ -16,9 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from subquad.cli.main import run
+import subquad
 
 LONGEST, SHORTEST, PIECES = 256, 32, 20
 """Tokens of a piece, and how many pieces the test should have."""
@@ -79,36 +77,45 @@ def recipe_of(files: dict[str, str], piece: int, updates: int) -> dict[str, Any]
     }
 
 
-def options_of(mixer: str, piece: int) -> list[str]:
+def options_of(mixers: list[str], piece: int) -> dict[str, dict[str, Any]]:
     """Windows that see a part of a piece, and summaries of the rest."""
-    window = f"{mixer}.window={max(8, piece // 8)}"
-    return {"eva": [window, "eva.chunk_size=8"], "local": [window]}.get(mixer, [])
+    window = max(8, piece // 8)
+    fitting: dict[str, dict[str, Any]] = {"eva": {"window": window, "chunk_size": 8}, "local": {"window": window}}
+    return {mixer: options for mixer, options in fitting.items() if mixer in mixers}
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="a text file")
     parser.add_argument("--mixers", default="softmax,lightconv,eva", help="causal mechanisms, see `subquad info`")
     parser.add_argument("--updates", type=int, help="of each training (default: 500, fewer for a short text)")
-    parser.add_argument("--seeds", default="1", help="how many (default: 1); several tell luck from difference")
+    parser.add_argument("--seeds", type=int, default=1, help="how many (default: 1); several tell luck from difference")
     parser.add_argument("--lengths", default="256,1024", help='to measure costs at (default: 256,1024; "": none)')
     parser.add_argument("--out", type=Path, default=Path("runs/my-text"))
     given = parser.parse_args()
     files = deal_out(given.text, given.out / "text")
     piece = piece_of(files["test"])
     updates = updates_of(files["train"], piece) if given.updates is None else given.updates
-    recipe = recipe_of(files, piece, updates)
     print(f"{given.text}: pieces of {piece} tokens, {updates} updates of {BATCH} pieces each", flush=True)
-    (given.out / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    words = ["compare", str(given.out / "recipe.yaml"), "--mixers", given.mixers, "--seeds", given.seeds]
-    words += ["--lengths", given.lengths, "--out", str(given.out / "comparison")]
-    for mixer in given.mixers.split(","):
-        words += [word for option in options_of(mixer, piece) for word in ("--set", option)]
-    return run(words)
+    mixers = given.mixers.split(",")
+    result = subquad.compare(
+        recipe_of(files, piece, updates),
+        mixers,
+        out=given.out / "comparison",
+        options=options_of(mixers, piece),
+        seeds=given.seeds,
+        lengths=[int(length) for length in given.lengths.split(",") if length],
+        title=given.text.name,
+    )
+    for finding in result.conclusions:
+        print(finding.text)
+    print(f"{given.out / 'comparison/report.html'} is the page")
+    if failed := [trial for trial in result.trials if trial.status == "failed"]:
+        raise ValueError("; ".join(f"{trial.mechanism}: {trial.reason}" for trial in failed))
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        main()
     except (ValueError, OSError) as error:
         sys.exit(f"compare_text: {error}")

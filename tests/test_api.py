@@ -71,7 +71,7 @@ def test_every_name_is_there_and_explained(name: str) -> None:
     assert inspect.getdoc(function)
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "compare"])
 def test_a_folder_of_the_package_is_the_function_of_its_name(name: str) -> None:
     folder = getattr(subquad, name)
     assert inspect.signature(folder) == inspect.signature(getattr(api, name))
@@ -226,7 +226,7 @@ def test_the_examples_of_the_docstrings_hold(here: Path, capfd) -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     found = [example for example in finder.find(api, "api") if example.examples]
-    assert {"api.train", "api.evaluate", "api.load_run", "api.dry_run"} <= {one.name for one in found}
+    assert {"api.train", "api.evaluate", "api.compare", "api.load_run", "api.dry_run"} <= {one.name for one in found}
     order = ["api.train"]  # it makes the run that the others use
     for example in sorted(found, key=lambda one: (one.name not in order, one.name)):
         runner.run(example)

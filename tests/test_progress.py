@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -34,6 +35,17 @@ def test_steps_in_a_log_are_numbered_lines(clock: list[float]) -> None:
         "[3/3, 1:30] third, 0:00 left",
         "that was all",
     ]
+
+
+def test_steps_end_at_their_end_unless_something_failed() -> None:
+    ended, failed = io.StringIO(), io.StringIO()
+    with Progress(20, stream=ended) as progress:
+        progress("only one")
+    assert [line.partition(",")[0] for line in ended.getvalue().splitlines()] == ["[1/20", "[20/20"]
+    with suppress(ValueError), Progress(20, stream=failed) as progress:
+        progress("only one")
+        raise ValueError("broken")
+    assert failed.getvalue().count("\n") == 1, "what failed is not done"
 
 
 def test_a_log_gets_a_line_every_ten_seconds(clock: list[float]) -> None:

@@ -5,17 +5,22 @@
     run = subquad.train("recipes/small/phrases.yaml", model={"encoder": {"mixer": "eva"}}, out="runs/eva")
     subquad.evaluate(run).metrics["bleu"].value
     run.translate("5 km")
+    subquad.compare("recipes/small/phrases.yaml", ["softmax", "eva"], seeds=3)
 
 `import subquad` offers these names and loads nothing heavy until one of them is used. The commands of `subquad` parse
 their words, call the same functions, and show what they return.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
+from subquad.compare import Result
+from subquad.compare import compare as compare_mechanisms
+from subquad.compare.comparison import LENGTHS, MAX_SECONDS, REPEATS, TOKENS
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.classify import Classes, ImageClassifier
 from subquad.decode.generate import Generator
@@ -25,14 +30,27 @@ from subquad.evaluate.report import EvaluationReport
 from subquad.evaluate.significance import RESAMPLES
 from subquad.models import LanguageModel, Model, Seq2Seq
 from subquad.models.costs import costs
+from subquad.progress import Progress
 from subquad.tasks.image_classification import image_classifier
 from subquad.train import checkpoint as stored
 from subquad.train.profiler import Profile
 from subquad.train.recipe import Recipe, read_recipe
-from subquad.train.run import RECIPE, LoadedRun, check_run, find_checkpoint
+from subquad.train.run import RECIPE, LoadedRun, find_checkpoint
 from subquad.train.run import load_run as load_trained
 from subquad.train.trackers import local_run
-from subquad.train.workflows import evaluate_to_file, profile_run, train_run
+from subquad.train.workflows import average_checkpoints, evaluate_to_file, profile_run, train_run
+
+__all__ = [
+    "DryRun",
+    "Run",
+    "average_checkpoints",
+    "compare",
+    "dry_run",
+    "evaluate",
+    "load_run",
+    "profile",
+    "train",
+]
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 """A recipe: the path of a YAML file, its content, or a recipe that was read."""
@@ -322,36 +340,61 @@ def evaluate(
     )
 
 
-def average_checkpoints(
-    run: str | Path,
-    checkpoints: Sequence[str] = (),
+def compare(
+    recipe: RecipeLike,
+    mixers: Sequence[str] = (),
     *,
-    epochs: int | None = None,
-    updates: int | None = None,
-    up_to: int | None = None,
-    name: str = "average",
-) -> tuple[Path, list[str]]:
-    """Writes the mean of the weights of several checkpoints as a checkpoint of the run; its folder and what is in it.
+    out: str | Path | None = None,
+    quiet: bool = False,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    runs: Sequence[str] = (),
+    baseline: str = "softmax",
+    seeds: int | Sequence[int] = 1,
+    split: str | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    tokens: int = TOKENS,
+    repeats: int = REPEATS,
+    max_seconds: float = MAX_SECONDS,
+    retry: bool = False,
+    title: str | None = None,
+    command: str = "",
+    **sections: Any,
+) -> Result:
+    """Compares mechanisms in the model of a recipe: quality, and cost by length. Goes on where it was interrupted.
 
-    checkpoints: by name or path. epochs, updates: instead of them, the newest so many that were saved at the end of an
-    epoch, or in all, none of them after the epoch or update `up_to`.
+    recipe, sections: as for `train`. out: the folder of the comparison, by default runs/compare-NAME for the recipe
+    NAME.yaml; it gets result.json and report.html, a page that opens offline. mixers: names of mechanisms, or
+    "label=name". options: of mechanisms by label, such as {"eva": {"window": 64}}. runs: finished runs to take instead
+    of training, as "folder" or "label=folder". baseline: what the others are compared with. seeds: how many, or which.
+    split: what quality is measured on. lengths: at which costs are measured, with batches of `tokens` tokens and
+    `repeats` repeats; a mechanism whose pass took longer than `max_seconds` is not tried at longer ones. retry: try
+    trainings that failed once more. title, command: what the page is called, and how it says that it was made.
+
+    >>> import subquad
+    >>> small = {"train": {"updates": 60}, "model": {"dim": 16}}
+    >>> result = subquad.compare("recipes/small/digits.yaml", ["softmax"], lengths=[], quiet=True, **small)
+    >>> [(trial.mechanism, trial.status) for trial in result.trials]
+    [('softmax', 'done')]
     """
-    if sum(bool(given) for given in (checkpoints, epochs, updates)) != 1:
-        raise ValueError("say which checkpoints to average, in one way: their names, --epochs N or --updates N")
-    if up_to is not None and checkpoints:
-        raise ValueError("--up-to goes with --epochs or --updates, not with names")
-    if "/" in name or not name:
-        raise ValueError(f"--name {name!r}: a name is needed, not a path; the result is RUN/checkpoints/NAME")
-    run = Path(run)
-    check_run(run)
-    folder = stored.checkpoint_folder(run)
-    if checkpoints:
-        recipe = read_recipe(run / RECIPE)
-        chosen = [find_checkpoint(run, recipe, one) for one in checkpoints]
-    else:
-        chosen = stored.newest(folder, epochs or updates or 1, up_to=up_to, epoch_ends=epochs is not None)
-    weights = stored.average(chosen, ema=stored.has_average(chosen[0]))
-    latest = max((stored.read_state(path) for path in chosen), key=lambda state: state.update)
-    names = [path.name for path in chosen]
-    state = stored.TrainState(latest.update, latest.epoch, extra={"average of": names})
-    return stored.save_weights(folder / name, weights, state), names
+    name = Path(recipe).stem if isinstance(recipe, str | Path) else None
+    if out is None and name is None:
+        raise ValueError("a recipe that is no file has no name: say where the comparison goes, with out=FOLDER")
+    with Progress(stream=io.StringIO() if quiet else None) as progress:
+        return compare_mechanisms(
+            read_recipe(recipe, [sections]),
+            mixers,
+            out=Path(out) if out is not None else Path("runs") / f"compare-{name}",
+            options=options,
+            runs=runs,
+            baseline=baseline,
+            seeds=seeds,
+            split=split,
+            lengths=lengths,
+            tokens=tokens,
+            repeats=repeats,
+            max_seconds=max_seconds,
+            retry=retry,
+            title=title or name or "Comparison",
+            command=command,
+            on_progress=progress.report,
+        )

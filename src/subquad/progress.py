@@ -35,6 +35,7 @@ class Progress:
         self.live = self.stream.isatty() and os.environ.get("TERM") != "dumb" if live is None else live
         self.started = self.logged = time.monotonic()
         self.drawn = 0.0
+        self.counts_steps = False
         self.first: tuple[float, float] | None = None
         """The time of the first update, and what was done by then: it warms up, or goes on with earlier work."""
         self._bar = self._start_bar() if self.live else None
@@ -59,17 +60,23 @@ class Progress:
 
     def __call__(self, message: str) -> None:
         """One more of `total` steps is done. In a log every step is a line."""
+        self.counts_steps = True
         number = int(self.done) + 1
         of = f"/{self.total:g}" if self.total is not None else ""
         passed = "" if self.live else f", {format_duration(time.monotonic() - self.started)}"
         self.update(f"[{number}{of}{passed}] {message}", number, log=True)
 
+    def report(self, done: int, total: int, message: str) -> None:
+        """A message of work that counts its own steps: between two of them, `done` stays the same."""
+        self.total = total
+        if done > self.done:
+            self(message)
+        else:
+            self.update(message)
+
     def restart(self, total: float | None) -> None:
         """Begins another piece of work, whose time left has nothing to do with the last one's."""
         self.total, self.done, self.first = total, 0.0, None
-        if self._bar is not None:
-            (task,) = self._bar.task_ids
-            self._bar.update(task, total=total)
 
     def note(self, message: str) -> None:
         """Prints a line that stays."""
@@ -122,7 +129,8 @@ class Progress:
         if (left := self.seconds_left()) is not None:
             times.append(f"{format_duration(left)} left")
         (task,) = self._bar.task_ids
-        self._bar.update(task, completed=self.done, description=message, times=", ".join(times), refresh=True)
+        self._bar.update(task, total=self.total, completed=self.done, description=message, times=", ".join(times))
+        self._bar.refresh()
 
     def __enter__(self) -> Self:
         return self
@@ -130,6 +138,9 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None and self.counts_steps and self.total is not None and self.done < self.total and not self.live:
+            self.done = self.total - 1  # there were fewer steps than expected
+            self("done")
         self.close()
 
 

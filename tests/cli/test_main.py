@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import pytest
 import torch
@@ -194,25 +193,3 @@ def test_table_on_a_terminal(capsys, monkeypatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     output.print_table(["name", "n"], [["[a]", "10"], [], ["bb", "9"]], numeric=[1])
     assert "[a]" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress(capsys, monkeypatch, terminal) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    with output.progress(2) as step:
-        step("first [x]")
-        step("second")
-    captured = capsys.readouterr()
-    assert not captured.out
-    if not terminal:
-        assert [line.split("] ")[1] for line in captured.err.splitlines()] == ["first [x]", "second"]
-
-
-def test_progress_ends_at_its_end(capsys) -> None:
-    with output.progress(20) as step:
-        step("only one")
-    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == ["[1/20", "[20/20"]
-    with suppress(ValueError), output.progress(20) as step:
-        step("only one")
-        raise ValueError("broken")
-    assert capsys.readouterr().err.count("\n") == 1, "what failed is not done"

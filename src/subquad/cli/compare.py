@@ -137,13 +137,8 @@ def run_comparison(comparison: "Comparison", shard: "Shard | None" = None) -> No
     """Computes what is not computed yet and shows how it goes on; Ctrl-C and the end of a job's time end it cleanly."""
     from subquad.compare.comparison import EVERYTHING
 
-    shard = shard or EVERYTHING
-    with terminated_as_interrupted(), Progress(comparison.step_count(shard)) as progress:
-
-        def show(done: int, _total: int, message: str) -> None:
-            progress(message) if done > progress.done else progress.update(message)
-
-        comparison.run(show, shard)
+    with terminated_as_interrupted(), Progress() as progress:
+        comparison.run(progress.report, shard or EVERYTHING)
 
 
 def show_result(result: "Result", out: Path) -> None:

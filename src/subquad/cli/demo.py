@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from subquad.cli.compare import parse_seeds, run_comparison, show_result
+from subquad.cli.compare import parse_seeds, show_result
+from subquad.processes import terminated_as_interrupted
 
 MIXERS = ("softmax", "lightconv", "eva")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -37,18 +38,19 @@ def demo(
     subquad demo
     subquad demo --updates 100 --seeds 1 --out runs/quick
     """
-    from subquad.compare import Comparison
-    from subquad.train.recipe import Recipe
+    from subquad import api
 
     train = {"updates": updates, "budget": {"max_sentences": 64}, "smoothing": 0.1, "validate_every": 50}
-    comparison = Comparison.create(
-        Recipe.parse("demo", {**RECIPE, "train": train}),
-        out,
-        MIXERS,
-        options=OPTIONS,
-        seeds=parse_seeds(seeds),
-        tokens=TOKENS,
-        max_seconds=MAX_SECONDS,
-    )
-    run_comparison(comparison)
-    show_result(comparison.write_report("Demo: handwritten digits", "subquad demo"), out)
+    with terminated_as_interrupted():
+        result = api.compare(
+            {**RECIPE, "train": train},
+            MIXERS,
+            out=out,
+            options=OPTIONS,
+            seeds=parse_seeds(seeds),
+            tokens=TOKENS,
+            max_seconds=MAX_SECONDS,
+            title="Demo: handwritten digits",
+            command="subquad demo",
+        )
+    show_result(result, out)

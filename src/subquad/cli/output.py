@@ -3,9 +3,7 @@
 import os
 import re
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 import typer
@@ -48,68 +46,6 @@ def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: 
         else:
             table.add_section()
     Console().print(table)
-
-
-class Lines:
-    """Progress for a log: one line per step, with the time that has passed."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.start = total, 0, time.monotonic()
-
-    def __call__(self, message: str) -> None:
-        self.done += 1
-        seconds = time.monotonic() - self.start
-        print(f"[{self.done}/{self.total}, {seconds:.0f} s] {message}", file=sys.stderr, flush=True)
-
-    def note(self, message: str) -> None:
-        """Something between two steps."""
-        print(message, file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """The last line, where there were fewer steps than expected."""
-        if self.done < self.total:
-            self.done = self.total - 1
-            self("done")
-
-
-class Bar:
-    """Progress for a terminal; used as a context."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        message = TextColumn("{task.description}", markup=False)
-        self.bar = Progress(*columns, message, console=Console(stderr=True), transient=True)
-        self.task = self.bar.add_task("starting", total=total)
-
-    def __call__(self, message: str) -> None:
-        self.bar.update(self.task, advance=1, description=message)
-
-    def note(self, message: str) -> None:
-        """Something between two steps."""
-        self.bar.update(self.task, description=message)
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Lines | Bar]:
-    """A function to call with a message after each of `total` steps, or of fewer."""
-    if not sys.stderr.isatty():
-        lines = Lines(total)
-        yield lines
-        lines.end()
-        return
-    bar = Bar(total)
-    with bar.bar:
-        yield bar
 
 
 # ---------------------------------------------------------------------- help

@@ -35,6 +35,7 @@ def compare(
     max_seconds: float = MAX_SECONDS,
     retry: bool = False,
     title: str = "Comparison",
+    command: str = "",
     on_progress: OnProgress = lambda *_: None,
 ) -> Result:
     """Trains, evaluates and measures mechanisms in the model of a recipe, and returns the result.
@@ -52,6 +53,7 @@ def compare(
     repeats         how often every time is measured
     max_seconds     a mechanism whose training pass took longer than this is not tried at longer lengths
     retry           try trials that failed once more
+    title, command  what the page is called, and how it says that it was made
     on_progress     receives how many steps are done, of how many, and a message
     """
     comparison = Comparison.create(
@@ -70,4 +72,4 @@ def compare(
         retry=retry,
     )
     comparison.run(on_progress)
-    return comparison.write_report(title)
+    return comparison.write_report(title, command)

@@ -16,11 +16,22 @@ from subquad.evaluate.significance import RESAMPLES
 from subquad.progress import Progress
 from subquad.tasks import Task
 from subquad.tasks.evaluation import STEPS
+from subquad.train import checkpoint as stored
 from subquad.train.distributed import Workers, join, leave
 from subquad.train.profiler import Profile, profile_updates
 from subquad.train.progress import TrainingProgress
-from subquad.train.recipe import Recipe
-from subquad.train.run import DATA, LoadedRun, evaluate_run, load_run, locked, open_run
+from subquad.train.recipe import Recipe, read_recipe
+from subquad.train.run import (
+    DATA,
+    RECIPE,
+    LoadedRun,
+    check_run,
+    evaluate_run,
+    find_checkpoint,
+    load_run,
+    locked,
+    open_run,
+)
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import Trainer
 
@@ -133,3 +144,37 @@ def evaluate_to_file(
         if workers.is_rank_zero:
             write_evaluation(found, report)
     return report
+
+
+def average_checkpoints(
+    run: Path,
+    checkpoints: Sequence[str] = (),
+    *,
+    epochs: int | None = None,
+    updates: int | None = None,
+    up_to: int | None = None,
+    name: str = "average",
+) -> tuple[Path, list[str]]:
+    """Writes the mean of the weights of several checkpoints as a checkpoint of the run; its folder and what is in it.
+
+    checkpoints: by name or path. epochs, updates: instead of them, the newest so many that were saved at the end of an
+    epoch, or in all, none of them after the epoch or update `up_to`.
+    """
+    if sum(bool(given) for given in (checkpoints, epochs, updates)) != 1:
+        raise ValueError("say which checkpoints to average, in one way: their names, --epochs N or --updates N")
+    if up_to is not None and checkpoints:
+        raise ValueError("--up-to goes with --epochs or --updates, not with names")
+    if "/" in name or not name:
+        raise ValueError(f"--name {name!r}: a name is needed, not a path; the result is RUN/checkpoints/NAME")
+    check_run(run)
+    folder = stored.checkpoint_folder(run)
+    if checkpoints:
+        recipe = read_recipe(run / RECIPE)
+        chosen = [find_checkpoint(run, recipe, one) for one in checkpoints]
+    else:
+        chosen = stored.newest(folder, epochs or updates or 1, up_to=up_to, epoch_ends=epochs is not None)
+    weights = stored.average(chosen, ema=stored.has_average(chosen[0]))
+    latest = max((stored.read_state(path) for path in chosen), key=lambda state: state.update)
+    names = [path.name for path in chosen]
+    state = stored.TrainState(latest.update, latest.epoch, extra={"average of": names})
+    return stored.save_weights(folder / name, weights, state), names
