@@ -11,7 +11,7 @@ import subquad
 from subquad.kernels import tracing
 
 PACKAGE = Path(subquad.__file__).parent
-QUESTION = re.compile(r"torch\.compiler|_dynamo\b|_dynamo_marked|is_(dynamo_)?(compiling|exporting)\(")
+QUESTION = re.compile(r"torch\.compiler|_dynamo_marked|is_(dynamo_)?(compiling|exporting)\(")
 ASKED = re.compile(r"tracing\.is_exporting\(")
 
 
