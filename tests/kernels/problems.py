@@ -139,16 +139,20 @@ def chunk_problems() -> list[Problem]:
         mask[0, :cells] = False  # an empty chunk
         inputs = [drawn(BATCH, chunks * cells, 3, HEADS, WIDTH), drawn(BATCH, HEADS, chunks, WIDTH)]
 
-        def plain(qkv: Tensor, w: Tensor) -> Tensor:
-            return chunk_values(qkv, w, None)
+        def plain(qkv: Tensor, w: Tensor, size: int = cells) -> Tensor:
+            return chunk_values(qkv, w, None, size)
 
-        def masked(qkv: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:
-            return chunk_values(qkv, w, mask)
+        def masked(qkv: Tensor, w: Tensor, mask: Tensor = mask, size: int = cells) -> Tensor:
+            return chunk_values(qkv, w, mask, size)
+
+        def ragged(qkv: Tensor, w: Tensor, mask: Tensor = mask, size: int = cells) -> Tensor:
+            return chunk_values(qkv, w, mask, torch.tensor([size, size + 1]))
 
         name = f"{chunks} chunks of {cells}"
         found += [
             Problem("chunk_values", name, inputs, plain),
             Problem("chunk_values", f"{name}, mask", inputs, masked),
+            Problem("chunk_values", f"{name}, a size for each row", inputs, ragged),
         ]
     return found
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import tracing
+from subquad.kernels.chunk_values import members
 from subquad.kernels.window_attention.reference import partition
 from subquad.mixers.windows import mask_cells
 
@@ -28,6 +29,54 @@ class Chunks(NamedTuple):
     sizes: Tensor
     exists: Tensor | None
     length: int | Tensor
+
+
+class ChunkSums(NamedTuple):
+    """Sums over chunks that lie side by side.
+
+    sums: (batch, chunks, C), of the tokens. tokens, sizes: (batch or 1, chunks, 1), how many there are, and what means
+    divide by. exists: (batch, chunks) bool, or None when every chunk exists in every row.
+    """
+
+    sums: Tensor
+    tokens: Tensor
+    sizes: Tensor
+    exists: Tensor | None
+
+
+def side_by_side(
+    x: Tensor, time: int, lengths: Tensor | None, size: int | Tensor, window: int, landmarks: int | None
+) -> ChunkSums:
+    """Sums of x (batch, covered, C), zero where it is padded, over chunks of `size` tokens.
+
+    time: the length of x before its last window was filled. lengths: (batch,) tokens of padded rows. size: one number,
+    or (batch,) one for each row, made for this number of landmarks. A remainder makes a short last chunk.
+    """
+    step = size if isinstance(size, int) else size[:, None]
+    if isinstance(size, int):
+        count = -(-x.shape[1] // size)
+        sums = partition(x.unsqueeze(1), size, (0, 0), (count,)).squeeze(1).sum(2)
+    else:
+        assert lengths is not None
+        assert landmarks is not None
+        count = _most_chunks(x.shape[1], whole_windows(lengths, window), size, landmarks)
+        sums = members(size, count, x.shape[1]).to(x.dtype) @ x
+    begin = torch.arange(count, device=x.device) * step
+    if lengths is None:
+        tokens, sizes, exists = time - begin, x.shape[1] - begin, None
+    else:
+        tokens, sizes = lengths[:, None] - begin, whole_windows(lengths, window)[:, None] - begin
+        exists = sizes > 0
+    tokens, sizes = tokens.clamp(min=0).clamp(max=step), sizes.clamp(min=1).clamp(max=step)
+    return ChunkSums(sums, tokens.view(-1, count, 1), sizes.view(-1, count, 1), exists)
+
+
+def _most_chunks(covered: int, row_covered: Tensor, size: Tensor, landmarks: int) -> int:
+    """The number of chunks of the row that has most, or a bound where nobody may look at the rows."""
+    most = 2 * landmarks - 1  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
+    if size.device.type == "cpu" and tracing.may_read_values(size) and size.numel():
+        return int((-(-row_covered // size)).max())
+    return most if tracing.is_symbolic(covered) else max(1, min(covered, most))
 
 
 def cut(
@@ -59,7 +108,7 @@ def cut(
     exists = None
     row_space: Tensor | int = space[0]
     if lengths is not None:
-        row_space = _covered(lengths, window)[:, None]
+        row_space = whole_windows(lengths, window)[:, None]
         exists = begin < row_space
     sizes = (row_space - begin).clamp(1, size) + 2 * extension
     return Chunks(q, k, v, inside.squeeze(-1), sizes.view(-1, 1, count, 1), exists, size)
@@ -78,7 +127,7 @@ def _cut_rows(
         longest = space // landmarks + 2
     else:
         longest, most = max(1, space // landmarks), max(1, min(space, most))
-    row_space = _covered(lengths, window)[:, None]
+    row_space = whole_windows(lengths, window)[:, None]
     size = (row_space // landmarks).clamp(min=1)
     index = torch.arange(most, device=lengths.device)
     exists = index < (row_space // size if extension else -(-row_space // size))
@@ -128,5 +177,6 @@ def _count(cells: int, size: int, extension: int) -> int:
     return max(1, cells // size) if extension else -(-cells // size)
 
 
-def _covered(lengths: Tensor, window: int) -> Tensor:
+def whole_windows(lengths: Tensor, window: int) -> Tensor:
+    """What whole windows cover of rows of these lengths."""
     return -(-lengths // window) * window

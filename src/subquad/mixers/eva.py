@@ -41,7 +41,7 @@ from subquad.kernels.window_attention import Summaries
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
 from subquad.mixers.base import Capabilities
-from subquad.mixers.chunks import cut
+from subquad.mixers.chunks import ChunkSums, cut, side_by_side, whole_windows
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, append_at, keep_last
@@ -154,51 +154,48 @@ class EVA(WindowMixer[EVAConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         space = self.space_of(x, layout)
+        lengths = layout.lengths if tracing.may_branch_on_length() else layout.lengths_of(x)
         x, covered, tokens = self.cover(x, layout, space)
         flat = self.projections(x)
-        lengths = layout.lengths
-        size = self._even_chunk(covered, lengths)
+        size = self._chunk_size(covered, lengths)
         if size is None:
-            summaries = self._cut_and_summarise(flat, covered, tokens, lengths)
+            summaries = self._cut_and_summarise(flat, covered, tokens, layout.lengths)
         else:
-            summaries = self._summarise_evenly(x, flat, tokens, lengths, size)
+            chunks = side_by_side(x, space[0], lengths, size, self.config.window, self.config.chunking[1])
+            summaries = self._summarise_side_by_side(chunks, flat, tokens, size)
         y = self.attend(flat, covered, tokens, summaries, self.config.attention_dropout if self.training else 0.0)
         return uncover(self.finish(y), covered, space), None
 
-    def _even_chunk(self, covered: tuple[int, ...], lengths: Tensor | None) -> int | None:
-        """The chunk size, when all rows have the same, chunks do not overlap, and they fill the covered length."""
+    def _chunk_size(self, covered: tuple[int, ...], lengths: Tensor | None) -> int | Tensor | None:
+        """Tokens of a chunk, where chunks of a sequence lie side by side: one number, or (batch,) one for each row."""
         config = self.config
         # what is turned by positions has means of its own
-        if len(covered) == 2 or tracing.is_symbolic(covered[0]) or config.rotary:
+        if len(covered) == 2 or config.rotary or (config.overlap and not config.is_decoder):
             return None
         size, landmarks = config.chunking
-        if landmarks is not None and lengths is None and tracing.may_branch_on_length():
-            size = max(1, covered[0] // landmarks)
-        overlaps = config.overlap and not config.is_decoder
-        return None if size is None or overlaps or covered[0] % size else size
+        if landmarks is None:
+            return size
+        if lengths is None:
+            return max(1, covered[0] // landmarks)
+        return (whole_windows(lengths, config.window) // landmarks).clamp(min=1)
 
-    def _summarise_evenly(
-        self, x: Tensor, flat: Tensor, tokens: Tensor | None, lengths: Tensor | None, size: int
+    def _summarise_side_by_side(
+        self, chunks: ChunkSums, flat: Tensor, tokens: Tensor | None, size: int | Tensor
     ) -> Summaries:
         """Summaries of chunks that lie side by side.
 
-        A chunk's mean query and key are projections of its mean token: x is zero where there is none, and biases count
-        as often as there are tokens.
+        A chunk's mean query and key are projections of its mean token, where biases count as often as it has tokens.
         """
         heads, rows = self.config.heads, 2 * self.inner
-        mask = None if tokens is None else tokens.flatten(1)
-        sums = F.linear(x.unflatten(1, (-1, size)).sum(2), self.qkv.weight[:rows])
+        sums = F.linear(chunks.sums, self.qkv.weight[:rows])
         if self.qkv.bias is not None:
-            count = size if mask is None else mask.unflatten(1, (-1, size)).sum(-1, keepdim=True)
-            sums = sums + count * self.qkv.bias[:rows]
-        q_mean, k_mean = ((part / size).transpose(1, 2) for part in sums.unflatten(-1, (2, heads, -1)).unbind(2))
+            sums = sums + chunks.tokens * self.qkv.bias[:rows]
+        q_mean, k_mean = (sums / chunks.sizes).unflatten(-1, (2, heads, -1)).transpose(1, 3).unbind(2)
         chunk_k, omega = self._centre(q_mean, k_mean)
-        chunk_v = chunk_values(flat.unflatten(-1, (3, heads, -1)), omega, mask)
-        exists = None
-        if lengths is not None:
-            whole = -(-lengths // self.config.window) * self.config.window
-            exists = torch.arange(chunk_k.shape[2], device=x.device) * size < whole[:, None]
-        return Summaries(chunk_k, chunk_v, exists, size if self.config.causal else 0)
+        mask = None if tokens is None else tokens.flatten(1)
+        chunk_v = chunk_values(flat.unflatten(-1, (3, heads, -1)), omega, mask, size)
+        seen = 0 if not self.config.causal else size if isinstance(size, int) else size[:, None]
+        return Summaries(chunk_k, chunk_v, chunks.exists, seen)
 
     def _cut_and_summarise(
         self, flat: Tensor, covered: tuple[int, ...], tokens: Tensor | None, lengths: Tensor | None

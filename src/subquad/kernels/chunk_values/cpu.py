@@ -1,12 +1,13 @@
 """Values of chunks on the CPU, made of torch's own operations.
 
-A head at a time on each thread, so that what lies between keys and result stays in the cache; training keeps the
-probabilities.
+A head at a time on each thread, so that what lies between keys and result stays in the cache. Rows whose chunks have
+the same size are taken together. Training keeps the probability of each position in its chunk.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.masking import MASK_VALUE
@@ -15,87 +16,125 @@ from subquad.kernels.parallel import for_each
 DTYPES = (torch.float32, torch.float64)
 
 
-def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None) -> Tensor:
+def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> Tensor:
     """u (batch, heads, chunks, d); see the public function."""
     trains = torch.is_grad_enabled() and (qkv.requires_grad or w.requires_grad)
-    return torch.ops.subquad.chunk_values(qkv, w, mask, trains)[0]
+    sizes, size = (size, 0) if isinstance(size, Tensor) else (None, size)
+    return torch.ops.subquad.chunk_values(qkv, w, mask, sizes, size, trains)[0]
 
 
-def _of_head(qkv: Tensor, head: int, chunks: int) -> tuple[Tensor, Tensor]:
-    """k, v of a head: (batch, chunks, cells, d), contiguous."""
-    k, v = (qkv[:, :, part, head].contiguous().unflatten(1, (chunks, -1)) for part in (1, 2))
-    return k, v
+class Group(NamedTuple):
+    """Rows of a batch with chunks of one size, of which the first `chunks` begin within the time."""
+
+    rows: Tensor | slice
+    size: int
+    chunks: int
+
+    def cells(self, x: Tensor) -> Tensor:
+        """The rows of x (batch or 1, time, ...) by chunk: (rows or 1, chunks, size, ...), contiguous.
+
+        Cells beyond the time are zeros, or False.
+        """
+        part = x[:, : self.chunks * self.size]
+        part = part[self.rows] if x.shape[0] > 1 else part
+        short = self.chunks * self.size - part.shape[1]
+        if short:
+            part = F.pad(part, (0, 0) * (x.dim() - 2) + (0, short))
+        return part.contiguous().unflatten(1, (self.chunks, self.size))
+
+    def put(self, target: Tensor, cells: Tensor) -> None:
+        """The inverse of `cells`: writes (rows, chunks, size, ...) to a target (batch, time, ...)."""
+        time = min(target.shape[1], self.chunks * self.size)
+        target[self.rows, :time] = cells.flatten(1, 2)[:, :time]
+
+
+def groups_of(qkv: Tensor, w: Tensor, sizes: Tensor | None, size: int) -> list[Group]:
+    if sizes is None:
+        return [Group(slice(None), size, w.shape[2])]
+    every = sizes.unique().tolist()
+    chunks = [min(w.shape[2], -(-qkv.shape[1] // one)) for one in every]
+    if len(every) == 1:
+        return [Group(slice(None), every[0], chunks[0])]
+    return [Group((sizes == one).nonzero().squeeze(1), one, count) for one, count in zip(every, chunks, strict=True)]
 
 
 @torch.library.custom_op("subquad::chunk_values", mutates_args=())
-def _forward(qkv: Tensor, w: Tensor, tokens: Tensor | None, trains: bool) -> tuple[Tensor, Tensor]:
-    """u, and the probabilities (heads, batch, chunks, cells), which are empty unless training."""
-    chunks, scale = w.shape[2], qkv.shape[-1] ** -0.5
-    u = torch.empty_like(w, memory_format=torch.contiguous_format)
-    kept = qkv.new_empty(_kept_shape(qkv, w, trains))
-    there = None if tokens is None else tokens.unflatten(1, (chunks, -1))
+def _forward(
+    qkv: Tensor, w: Tensor, mask: Tensor | None, sizes: Tensor | None, size: int, trains: bool
+) -> tuple[Tensor, Tensor]:
+    """u, and the probabilities (heads, batch, time), which are empty unless training."""
+    groups, scale = groups_of(qkv, w, sizes, size), qkv.shape[-1] ** -0.5
+    u = torch.zeros_like(w, memory_format=torch.contiguous_format)
+    kept = qkv.new_zeros(_kept_shape(qkv, trains))
+    if mask is None and any(group.chunks * group.size > qkv.shape[1] for group in groups):
+        mask = torch.ones(1, qkv.shape[1], dtype=torch.bool)
+    masks = [None if mask is None else group.cells(mask) for group in groups]
 
     def summarise(head: int) -> None:
-        k, v = _of_head(qkv, head, chunks)
-        logits = (k * (w[:, head, :, None] - k / 2)).sum(-1).mul_(scale)
-        if there is not None:
-            logits.masked_fill_(~there, MASK_VALUE)
-        chances = torch.softmax(logits, -1)
-        if there is not None:
-            chances *= there
-        if trains:
-            kept[head] = chances
-        u[:, head] = (chances[..., None] * v).sum(-2)
+        for group, kept_cells in zip(groups, masks, strict=True):
+            k, v = (group.cells(qkv[:, :, part, head]) for part in (1, 2))
+            logits = (k * (w[:, head][group.rows, : group.chunks, None] - k / 2)).sum(-1).mul_(scale)
+            if kept_cells is not None:
+                logits.masked_fill_(~kept_cells, MASK_VALUE)
+            probs = torch.softmax(logits, -1)
+            if kept_cells is not None:
+                probs *= kept_cells
+            if trains:
+                group.put(kept[head], probs)
+            u[:, head][group.rows, : group.chunks] = (probs[..., None] * v).sum(-2)
 
     for_each(summarise, range(qkv.shape[3]))
     return u, kept
 
 
 @torch.library.custom_op("subquad::chunk_values_backward", mutates_args=())
-def _backward(grad: Tensor, kept: Tensor, qkv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(
+    grad: Tensor, kept: Tensor, qkv: Tensor, w: Tensor, sizes: Tensor | None, size: int
+) -> tuple[Tensor, Tensor]:
     """Gradients of qkv and w."""
-    scale, chunks = qkv.shape[-1] ** -0.5, w.shape[2]
-    d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    d_w = torch.empty_like(w, memory_format=torch.contiguous_format)
-    d_qkv[:, :, 0].zero_()
+    groups, scale = groups_of(qkv, w, sizes, size), qkv.shape[-1] ** -0.5
+    d_qkv = torch.zeros_like(qkv, memory_format=torch.contiguous_format)
+    d_w = torch.zeros_like(w, memory_format=torch.contiguous_format)
 
     def differentiate(head: int) -> None:
-        k, v = _of_head(qkv, head, chunks)
-        chances, g = kept[head], grad[:, head, :, None]
-        d_logits = torch._softmax_backward_data((v * g).sum(-1), chances, -1, chances.dtype).mul_(scale)
-        d_w[:, head] = (d_logits[..., None] * k).sum(-2)
-        d_qkv[:, :, 1, head] = ((w[:, head, :, None] - k) * d_logits[..., None]).flatten(1, 2)
-        d_qkv[:, :, 2, head] = (chances[..., None] * g).flatten(1, 2)
+        for group in groups:
+            k, v = (group.cells(qkv[:, :, part, head]) for part in (1, 2))
+            probs, g = group.cells(kept[head]), grad[:, head][group.rows, : group.chunks, None]
+            d_logits = torch._softmax_backward_data((v * g).sum(-1), probs, -1, probs.dtype).mul_(scale)
+            d_w[:, head][group.rows, : group.chunks] = (d_logits[..., None] * k).sum(-2)
+            d_k = (w[:, head][group.rows, : group.chunks, None] - k) * d_logits[..., None]
+            group.put(d_qkv[:, :, 1, head], d_k)
+            group.put(d_qkv[:, :, 2, head], probs[..., None] * g)
 
     for_each(differentiate, range(qkv.shape[3]))
     return d_qkv, d_w
 
 
-def _kept_shape(qkv: Tensor, w: Tensor, trains: bool) -> tuple[int, ...]:
-    chunks = w.shape[2]
-    return (qkv.shape[3], qkv.shape[0], chunks, qkv.shape[1] // chunks) if trains else (0,)
+def _kept_shape(qkv: Tensor, trains: bool) -> tuple[int, ...]:
+    return (qkv.shape[3], qkv.shape[0], qkv.shape[1]) if trains else (0,)
 
 
 @_forward.register_fake
-def _fake_forward(qkv: Tensor, w: Tensor, tokens: Tensor | None, trains: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return torch.empty_like(w, memory_format=torch.contiguous_format), qkv.new_empty(_kept_shape(qkv, w, trains))
+def _fake_forward(qkv: Tensor, w: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(w, memory_format=torch.contiguous_format), qkv.new_empty(_kept_shape(qkv, others[-1]))
 
 
 @_backward.register_fake
-def _fake_backward(grad: Tensor, kept: Tensor, qkv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+def _fake_backward(grad: Tensor, kept: Tensor, qkv: Tensor, w: Tensor, *sizes: Any) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     return d_qkv, torch.empty_like(w, memory_format=torch.contiguous_format)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], inputs[0], inputs[1])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, w, _, sizes, ctx.size, _ = inputs
+    ctx.save_for_backward(output[1], qkv, w, sizes)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:  # nothing depends on u
-        return (None,) * 4
-    return (*torch.ops.subquad.chunk_values_backward(grad, *ctx.saved_tensors), None, None)
+        return (None,) * 6
+    return (*torch.ops.subquad.chunk_values_backward(grad, *ctx.saved_tensors, ctx.size), *(None,) * 4)
 
 
-_forward.register_autograd(_differentiate, setup_context=_remember)
+_forward.register_autograd(_differentiate, setup_context=_save)

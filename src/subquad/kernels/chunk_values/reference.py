@@ -1,16 +1,39 @@
 """Values of chunks in plain torch: the definition, also for chunks that overlap or have sizes of their own."""
 
+import torch
 from torch import Tensor
 
 from subquad.kernels.masking import keep
 from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.kernels.window_attention.reference import partition
 
 
-def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None) -> Tensor:
+def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> Tensor:
     """u (batch, heads, chunks, d); see the public function."""
-    chunks = w.shape[2]
-    k, v = (part.transpose(1, 2).unflatten(2, (chunks, -1)) for part in qkv.unbind(2)[1:])
-    return gathered_chunk_values(k, v, w, None if mask is None else mask.unflatten(1, (chunks, -1)).unsqueeze(1))
+    k, v = (part.transpose(1, 2) for part in qkv.unbind(2)[1:])
+    if isinstance(size, Tensor):
+        return _values_of_members(k, v, w, members(size, w.shape[2], k.shape[2]), mask)
+    if mask is None:
+        mask = torch.ones((1, k.shape[2]), dtype=torch.bool, device=k.device)
+    k, v, cells = (partition(part, size, (0, 0), (w.shape[2],)) for part in (k, v, mask[:, None, :, None]))
+    return gathered_chunk_values(k, v, w, cells.squeeze(-1))
+
+
+def members(size: Tensor, chunks: int, time: int) -> Tensor:
+    """Which of `time` positions belong to each of `chunks` chunks of size[b] positions: (batch, chunks, time) bool."""
+    chunk = torch.arange(time, device=size.device) // size[:, None]
+    return chunk[:, None, :] == torch.arange(chunks, device=size.device)[:, None]
+
+
+def _values_of_members(k: Tensor, v: Tensor, w: Tensor, member: Tensor, mask: Tensor | None) -> Tensor:
+    """Values of chunks as attention of w (batch, heads, chunks, d) to their members (batch, chunks, time)."""
+    member = (member if mask is None else member & mask[:, None, :])[:, None]
+    with full_precision(k):
+        k32 = at_least_float32(k)
+        direct = at_least_float32(w) @ k32.transpose(-1, -2)
+        logits = k.shape[-1] ** -0.5 * (direct - k32.square().sum(-1).unsqueeze(-2) / 2)
+        probs = (keep(logits, member).softmax(-1) * member).to(v.dtype)  # zeros in a chunk without members
+    return probs @ v
 
 
 def gathered_chunk_values(k: Tensor, v: Tensor, w: Tensor, mask: Tensor | None) -> Tensor:
