@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from subquad.kernels import parallel
-from subquad.kernels.parallel import for_each
+from subquad.kernels.parallel import parallel_map
 from subquad.mixers import build
 
 
@@ -32,7 +32,7 @@ def test_results_come_in_order_from_threads_that_work_alone() -> None:
         together.wait()  # only passes if two pieces run at the same time
         return item, *where(item)
 
-    results = for_each(meet, range(4))
+    results = list(parallel_map(meet, range(4)))
     assert [item for item, _, _ in results] == [0, 1, 2, 3]
     assert len({name for _, name, _ in results}) == 2
     assert {number for _, _, number in results} == {1}
@@ -40,7 +40,7 @@ def test_results_come_in_order_from_threads_that_work_alone() -> None:
 
 
 def test_threads_that_begin_later_are_as_many_as_before() -> None:
-    for_each(where, range(4))
+    list(parallel_map(where, range(4)))
     seen: list[int] = []
     other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     other.start()
@@ -50,9 +50,9 @@ def test_threads_that_begin_later_are_as_many_as_before() -> None:
 
 def test_few_pieces_and_a_single_thread_stay_with_the_caller() -> None:
     here = threading.current_thread().name
-    assert for_each(where, range(1)) == [(here, 2)]
+    assert list(parallel_map(where, range(1))) == [(here, 2)]
     torch.set_num_threads(1)
-    assert for_each(where, range(4)) == [(here, 1)] * 4
+    assert list(parallel_map(where, range(4))) == [(here, 1)] * 4
 
 
 def test_an_error_of_a_piece_is_the_callers() -> None:
@@ -61,26 +61,26 @@ def test_an_error_of_a_piece_is_the_callers() -> None:
             raise ArithmeticError("piece 2")
 
     with pytest.raises(ArithmeticError, match="piece 2"):
-        for_each(fail, range(4))
+        list(parallel_map(fail, range(4)))
 
 
 def test_pieces_run_without_gradients_and_in_the_callers_inference_mode() -> None:
-    modes = for_each(lambda _: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()), range(2))
+    modes = list(parallel_map(lambda _: (torch.is_grad_enabled(), torch.is_inference_mode_enabled()), range(2)))
     assert modes == [(False, False)] * 2
     with torch.inference_mode():
         room = torch.empty(4)
-        for_each(lambda item: room[item].fill_(item), range(4))
+        list(parallel_map(lambda item: room[item].fill_(item), range(4)))
         assert room.tolist() == [0, 1, 2, 3]
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    for_each(where, range(4))
+    list(parallel_map(where, range(4)))
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
 
     def child() -> None:
         torch.set_num_threads(2)
-        queue.put([number for _, number in for_each(where, range(4))])
+        queue.put([number for _, number in parallel_map(where, range(4))])
 
     process = context.Process(target=child)
     process.start()

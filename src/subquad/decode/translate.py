@@ -19,7 +19,7 @@ from subquad.decode.fast import prepared
 from subquad.decode.limits import longest_source, longest_text
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import TargetScorer, together
-from subquad.kernels.parallel import each_in_turn
+from subquad.kernels.parallel import parallel_map
 from subquad.models import Seq2Seq
 from subquad.models.base import compile_blocks
 
@@ -109,7 +109,7 @@ class Translator:
             return self._decode([sources[number] for number in batch], [starts[number] for number in batch])
 
         # a batch on each thread costs less than all threads on each batch
-        for batch, results in zip(batches, each_in_turn(decode, batches), strict=True):
+        for batch, results in zip(batches, parallel_map(decode, batches), strict=True):
             done.update(zip(batch, results, strict=True))
             while given in done:
                 yield done.pop(given)

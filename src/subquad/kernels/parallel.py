@@ -21,13 +21,12 @@ _workers: ThreadPoolExecutor | None = None
 _number = 0
 
 
-def for_each(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """work(item) of all items, in their order. Pieces must not write to the same place."""
-    return list(each_in_turn(work, items))
+def parallel_map(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """work(item) of all items, in their order, each as soon as it and those before it are there.
 
-
-def each_in_turn(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """The same, each as soon as it and those before it are there; work goes on meanwhile."""
+    Nothing is certain to be done before the results are taken: `list(parallel_map(...))` waits for all. Pieces must not
+    write to the same place.
+    """
     threads = torch.get_num_threads()
     if threads == 1 or len(items) < threads:
         return map(work, items)

@@ -78,6 +78,10 @@ class AttentionMixer(Mixer[AttentionConfigT]):
             return f"{self.name} with rotary=True cannot read a context: positions of two sequences have no distance"
         return super().why_no_cross()
 
+    def by_head(self, flat: Tensor) -> Tensor:
+        """[q | k | v] (batch, time, 3 C) -> (batch, time, 3, heads, d), as kernels take them."""
+        return flat.unflatten(-1, (3, self.config.heads, -1))
+
     def split_heads(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[q | k | v] (batch, time, 3 C) -> q, k, v, each (batch, heads, time, d)."""
         # unbind before transpose: the gradient is then stacked in the layout that the projection's product wants

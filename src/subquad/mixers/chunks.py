@@ -82,7 +82,7 @@ def _most_chunks(covered: int, row_covered: Tensor, size: Tensor, landmarks: int
 def cut(
     qkv: QKV,
     space: tuple[int, ...],
-    tokens: Tensor | None,
+    mask: Tensor | None,
     lengths: Tensor | None,
     window: int,
     extension: int,
@@ -91,11 +91,12 @@ def cut(
 ) -> Chunks:
     """Cuts q, k, v (batch, heads, N, d) into chunks of `chunk_size` tokens per axis, or into about `landmarks` chunks.
 
-    space: what whole windows cover, N cells, of which `tokens` (batch or 1, 1, *space, 1) are tokens, None = all.
+    space: what whole windows cover, N cells; mask: (batch or 1, N) bool, True at tokens, None = all are.
     lengths: (batch,) tokens of padded sequences. Given landmarks M, chunks are max(1, floor(P / M)) long, P being what
     whole windows cover of the row itself. Chunks reach `extension` cells further on each side, as windows do. A
     remainder shorter than a chunk is dropped when they do, and makes a short last chunk when they do not.
     """
+    tokens = None if mask is None else mask.unflatten(1, space).unsqueeze(1).unsqueeze(-1)
     if len(space) == 2:
         return _cut_grid(qkv, space, tokens, extension, chunk_size, landmarks)
     if landmarks is not None and (lengths is not None or not tracing.may_branch_on_length()):

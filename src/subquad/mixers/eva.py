@@ -37,7 +37,7 @@ from subquad.kernels import tracing
 from subquad.kernels.chunk_values import chunk_values, gathered_chunk_values
 from subquad.kernels.masking import keep
 from subquad.kernels.precision import at_least_float32
-from subquad.kernels.window_attention import Summaries
+from subquad.kernels.window_attention import Summaries, window_attention
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
 from subquad.mixers.base import Capabilities
@@ -153,17 +153,20 @@ class EVA(WindowMixer[EVAConfig]):
         return super().why_no_streaming()
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        space = self.space_of(x, layout)
+        config, space = self.config, self.space_of(x, layout)
         lengths = layout.lengths if tracing.may_branch_on_length() else layout.lengths_of(x)
-        x, covered, tokens = self.cover(x, layout, space)
+        x, covered, mask = self.cover(x, layout, space)
         flat = self.projections(x)
-        size = self._chunk_size(covered, lengths)
+        qkv, size = self.by_head(flat), self._chunk_size(covered, lengths)
         if size is None:
-            summaries = self._cut_and_summarise(flat, covered, tokens, layout.lengths)
+            summaries = self._cut_and_summarise(flat, covered, mask, layout.lengths)
         else:
-            chunks = side_by_side(x, space[0], lengths, size, self.config.window, self.config.chunking[1])
-            summaries = self._summarise_side_by_side(chunks, flat, tokens, size)
-        y = self.attend(flat, covered, tokens, summaries, self.config.attention_dropout if self.training else 0.0)
+            chunks = side_by_side(x, space[0], lengths, size, config.window, config.chunking[1])
+            chunk_k, omega = self._centre(*self._means(chunks))
+            seen = 0 if not config.causal else size if isinstance(size, int) else size[:, None]
+            summaries = Summaries(chunk_k, chunk_values(qkv, omega, mask, size), chunks.exists, seen)
+        dropout = config.attention_dropout if self.training else 0.0
+        y = window_attention(qkv, self.windows(covered), self.bias_values(), mask, summaries, dropout)
         return uncover(self.finish(y), covered, space), None
 
     def _chunk_size(self, covered: tuple[int, ...], lengths: Tensor | None) -> int | Tensor | None:
@@ -179,31 +182,25 @@ class EVA(WindowMixer[EVAConfig]):
             return max(1, covered[0] // landmarks)
         return (whole_windows(lengths, config.window) // landmarks).clamp(min=1)
 
-    def _summarise_side_by_side(
-        self, chunks: ChunkSums, flat: Tensor, tokens: Tensor | None, size: int | Tensor
-    ) -> Summaries:
-        """Summaries of chunks that lie side by side.
+    def _means(self, chunks: ChunkSums) -> tuple[Tensor, Tensor]:
+        """Mean queries and keys of chunks, each (batch, heads, chunks, d).
 
-        A chunk's mean query and key are projections of its mean token, where biases count as often as it has tokens.
+        They are projections of mean tokens. Biases count as often as there are tokens.
         """
-        heads, rows = self.config.heads, 2 * self.inner
+        rows = 2 * self.inner
         sums = F.linear(chunks.sums, self.qkv.weight[:rows])
         if self.qkv.bias is not None:
             sums = sums + chunks.tokens * self.qkv.bias[:rows]
-        q_mean, k_mean = (sums / chunks.sizes).unflatten(-1, (2, heads, -1)).transpose(1, 3).unbind(2)
-        chunk_k, omega = self._centre(q_mean, k_mean)
-        mask = None if tokens is None else tokens.flatten(1)
-        chunk_v = chunk_values(flat.unflatten(-1, (3, heads, -1)), omega, mask, size)
-        seen = 0 if not self.config.causal else size if isinstance(size, int) else size[:, None]
-        return Summaries(chunk_k, chunk_v, chunks.exists, seen)
+        q_mean, k_mean = (sums / chunks.sizes).unflatten(-1, (2, self.config.heads, -1)).transpose(1, 3).unbind(2)
+        return q_mean, k_mean
 
     def _cut_and_summarise(
-        self, flat: Tensor, covered: tuple[int, ...], tokens: Tensor | None, lengths: Tensor | None
+        self, flat: Tensor, covered: tuple[int, ...], mask: Tensor | None, lengths: Tensor | None
     ) -> Summaries:
-        """Summaries of any chunks."""
+        """Summaries of chunks that overlap, lie on a grid, or hold queries and keys that are turned by positions."""
         config, qkv = self.config, self.split_heads(flat)
         extension = 0 if config.is_decoder else self.reach[0]
-        chunks = cut(qkv, covered, tokens, lengths, config.window, extension, *config.chunking)
+        chunks = cut(qkv, covered, mask, lengths, config.window, extension, *config.chunking)
         chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.tokens, chunks.sizes)
         return Summaries(chunk_k, chunk_v, chunks.exists, chunks.length if config.causal else 0)
 

@@ -16,6 +16,7 @@ efficient-attention library.
 import torch
 from torch import Tensor
 
+from subquad.kernels.window_attention import window_attention
 from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
@@ -56,8 +57,9 @@ class Local(WindowMixer[LocalConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         space = self.space_of(x, layout)
-        x, covered, tokens = self.cover(x, layout, space)
-        y = self.attend(self.projections(x), covered, tokens)
+        x, covered, mask = self.cover(x, layout, space)
+        qkv = self.by_head(self.projections(x))
+        y = window_attention(qkv, self.windows(covered), self.bias_values(), mask)
         return uncover(self.finish(y), covered, space), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:

@@ -55,20 +55,20 @@ class ScatterBrain(WindowMixer[ScatterBrainConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         space = self.space_of(x, layout)
-        x, covered, tokens = self.cover(x, layout, space)
+        x, covered, mask = self.cover(x, layout, space)
         q, k, v = self.project(x)
-        windows, flat_tokens = self.windows(covered), None if tokens is None else tokens.flatten(1)
-        q_windows, k_windows, v_windows, mask = in_windows(q, k, v, windows, flat_tokens)
-        near = window_logits(q_windows, k_windows, windows, None if self.bias is None else self.bias(), mask)
+        windows = self.windows(covered)
+        q_windows, k_windows, v_windows, mask_windows = in_windows(q, k, v, windows, mask)
+        near = window_logits(q_windows, k_windows, windows, self.bias_values(), mask_windows)
         with full_precision(x):
             q_windows, k, k_windows, v, v_windows = (
                 at_least_float32(part) for part in (q_windows, k, k_windows, v, v_windows)
             )
             matrix = at_least_float32(self.projection())
             log_k = self._log_features(matrix, k)
-            if tokens is not None:
-                log_k = keep(log_k, tokens.flatten(2, -2))
-            near_k = keep(self._log_features(matrix[:, None], k_windows), mask.unsqueeze(-1))
+            if mask is not None:
+                log_k = keep(log_k, mask[:, None, :, None])
+            near_k = keep(self._log_features(matrix[:, None], k_windows), mask_windows.unsqueeze(-1))
             log_mass, values = self._rest(log_k, v, near_k, v_windows)
             far = self._log_features(matrix[:, None], q_windows) + log_mass
             a_near, a_far = torch.cat([near, far], -1).softmax(-1).split([near.shape[-1], far.shape[-1]], -1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from subquad.kernels import tracing
 from subquad.kernels.masking import keep
 from subquad.kernels.precision import at_least_float32
-from subquad.kernels.window_attention import Summaries, Windows, window_attention
+from subquad.kernels.window_attention import Windows
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.layout import Layout
 from subquad.mixers.state import State, fresh_lengths, keep_last
@@ -218,7 +218,7 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
     def cover(self, x: Tensor, layout: Layout, space: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
         """x with zeros at the end, or at the bottom and right, up to whole windows: (batch, cells, channels).
 
-        Also the covered space, and which of its cells are tokens: (batch or 1, 1, *space, 1) bool, None when all are.
+        Also the covered space, and a mask of its cells: (batch or 1, cells) bool, None when all are tokens.
         """
         size = self.window_on(space)
         covered = tuple(((cells + size - 1) // size + tracing.is_symbolic(cells)) * size for cells in space)
@@ -230,29 +230,15 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
         for cells, whole in zip(reversed(space), reversed(covered), strict=True):
             pads += [0, whole - cells]
         grown = F.pad(x.unflatten(1, space), pads).flatten(1, -2)
-        tokens = F.pad(valid.view(-1, *space, 1), pads)
-        return grown, covered, tokens.unsqueeze(1)
+        return grown, covered, F.pad(valid.view(-1, *space, 1), pads).flatten(1)
 
     def windows(self, covered: tuple[int, ...]) -> Windows:
         """The windows of a covered space."""
         return Windows(covered, self.window_on(covered), *self.reach_on(covered), self.config.causal)
 
-    def attend(
-        self,
-        qkv: Tensor,
-        covered: tuple[int, ...],
-        tokens: Tensor | None,
-        summaries: Summaries | None = None,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Attention of projections qkv (batch, cells, 3 C) in windows, and to summaries: (batch, cells, heads, d).
-
-        tokens: as `cover` gives them.
-        """
-        mask = None if tokens is None else tokens.flatten(1)
-        bias = None if self.bias is None else self.bias()
-        by_head = qkv.unflatten(-1, (3, self.config.heads, -1))
-        return window_attention(by_head, self.windows(covered), bias, mask, summaries, dropout)
+    def bias_values(self) -> Tensor | None:
+        """What the relative bias adds to the logits of a window: (heads or 1, queries, keys)."""
+        return None if self.bias is None else self.bias()
 
     def new_window(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Lengths, keys and values of an empty streaming window."""

@@ -108,6 +108,6 @@ class Seq2Seq(Model):
         target_padding: Tensor | None = None,
     ) -> Output:
         """Paddings: (batch, time) bool, True = ignore; None: every token counts."""
-        context, _, encoder_aux = self.encode(source, source_padding)
+        context, _, encoder_aux = self.encoder(self.source(source, source_padding), BlockInputs(source_padding))
         x, _, decoder_aux = self.features(target, context, target_padding, source_padding)
         return Output(self.head(x), None, mean_aux(encoder_aux, decoder_aux))

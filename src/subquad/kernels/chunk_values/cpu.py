@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.masking import MASK_VALUE
-from subquad.kernels.parallel import for_each
+from subquad.kernels.parallel import parallel_map
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -83,7 +83,7 @@ def _forward(
                 group.put(kept[head], probs)
             u[:, head][group.rows, : group.chunks] = (probs[..., None] * v).sum(-2)
 
-    for_each(summarise, range(qkv.shape[3]))
+    list(parallel_map(summarise, range(qkv.shape[3])))
     return u, kept
 
 
@@ -106,7 +106,7 @@ def _backward(
             group.put(d_qkv[:, :, 1, head], d_k)
             group.put(d_qkv[:, :, 2, head], probs[..., None] * g)
 
-    for_each(differentiate, range(qkv.shape[3]))
+    list(parallel_map(differentiate, range(qkv.shape[3])))
     return d_qkv, d_w
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subquad.kernels.feature_attention import Scores
 from subquad.kernels.feature_attention.tiles import Part, Tile, parts_of, per_row, tiles_of
-from subquad.kernels.parallel import for_each
+from subquad.kernels.parallel import parallel_map
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -52,7 +52,7 @@ def _scores(qkv: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 torch.amax(tile_y, -1, out=tile.of(part.of(level[side])))
                 torch.sum(t.square(), -1, out=tile.of(part.of(c[side])))
 
-    for_each(score, parts_of(qkv))
+    list(parallel_map(score, parts_of(qkv)))
     return y, c.mul_(width**-0.5 / 2), level
 
 
@@ -102,7 +102,7 @@ def _forward(
         own = part.of(scores[0]), part.of(shift[0])
         _read_sums(own, query_phi, sums, floor, least, part.flat(y), part.of(below))
 
-    for_each(mix, parts_of(qkv))
+    list(parallel_map(mix, parts_of(qkv)))
     return y, kept, values, counts, below
 
 
@@ -196,7 +196,7 @@ def _backward(
         return inputs.d_matrix
 
     parts = parts_of(qkv)
-    gradients = for_each(differentiate, parts)
+    gradients = list(parallel_map(differentiate, parts))
     d_matrix = torch.zeros_like(matrix) if learns else matrix.new_empty(0)
     if learns:
         for part, gradient in zip(parts, gradients, strict=True):

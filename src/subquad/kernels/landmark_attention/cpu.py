@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subquad.kernels.landmark_attention import LEAST_WEIGHT, Focus
 from subquad.kernels.masking import MASK_VALUE
-from subquad.kernels.parallel import for_each
+from subquad.kernels.parallel import parallel_map
 
 TILE_ELEMENTS = 2**18
 """Entries of a tile's matrix (landmarks, time): 1 MiB in float32. Larger tiles leave the cache, smaller cost calls."""
@@ -197,7 +197,7 @@ def _forward(
             chances.div_(chances.sum(1, keepdim=True))
             group.place(y, tile.time, torch.bmm(chances.transpose(1, 2), group_u))
 
-    for_each(mix, cutting.groups())
+    list(parallel_map(mix, cutting.groups()))
     return y, u, kept
 
 
@@ -291,7 +291,7 @@ def _backward(
         for whole, part in zip(d_small[: 3 if directions is None else 5], parts, strict=False):
             group.set(whole, part)
 
-    for_each(differentiate, cutting.groups())
+    list(parallel_map(differentiate, cutting.groups()))
     d_w_keys, d_w_queries, d_shared, d_directions, d_balance = d_small
     return d_qkv, d_w_keys, d_w_queries, d_shared, d_directions, d_balance
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.masking import MASK_VALUE
-from subquad.kernels.parallel import for_each
+from subquad.kernels.parallel import parallel_map
 from subquad.kernels.window_attention import Summaries, Windows
 
 TILE_ELEMENTS = 2**20
@@ -206,7 +206,7 @@ def _forward(
             mixed = torch.bmm(chances, _reachable(v, tile, shape, _of_head(far_v, head)))
             _by_window(y[:, :, head], tile, shape).copy_(mixed.view_as(tile_q))
 
-    for_each(mix, range(tiling.heads))
+    list(parallel_map(mix, range(tiling.heads)))
     return y, kept
 
 
@@ -260,7 +260,7 @@ def _backward(
         d_qkv[:, :, 1, head].copy_(d_k[:, inner])
         d_qkv[:, :, 2, head].copy_(d_v[:, inner])
 
-    for_each(differentiate, range(tiling.heads))
+    list(parallel_map(differentiate, range(tiling.heads)))
     shared = bias is not None and bias.shape[0] < tiling.heads
     return d_qkv, d_far_k, d_far_v, d_bias.sum(0, keepdim=True) if shared else d_bias
 
