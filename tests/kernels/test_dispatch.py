@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from subquad.kernels import dispatch, numba_tools, window_attention
+from subquad.kernels.chunk_values import chunk_values
 from subquad.kernels.window_attention import Windows
 from subquad.mixers import Mixer, available, build, mixer_class
 
@@ -226,3 +227,21 @@ def test_a_forked_process_takes_the_reference() -> None:
         SUBQUAD_KERNELS="auto",
         OMP_NUM_THREADS="1",
     )
+
+
+def test_a_graph_may_be_the_first_to_use_two_operations() -> None:
+    """As in a process that compiles before it has run anything: both are chosen while the graph is made."""
+    qkv, w = torch.randn(2, 8, 3, 2, 4), torch.randn(2, 2, 4, 4)
+
+    def both(qkv: Tensor, w: Tensor) -> Tensor:
+        y = window_attention.window_attention(qkv, Windows((8,), 4))
+        return y.sum() + chunk_values(qkv, w, None, 2).sum()
+
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "_modules", SimpleNamespace())
+        dispatch.forget()
+        found = torch.compile(both, backend="eager", fullgraph=True)(qkv, w)
+    dispatch.forget()
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, both(qkv, w))

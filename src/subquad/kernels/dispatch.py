@@ -24,7 +24,7 @@ import importlib.util
 import os
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,8 +41,9 @@ REMEDIES: dict[str, str] = {
     "gpu": "pip install 'subquad[gpu]' (Linux; torch for CUDA brings it along)",
 }
 
-_modules: dict[str, ModuleType] = {}
-"""Implementations that have been chosen, such as "conv.cpu"."""
+_modules = SimpleNamespace()
+"""Implementations that have been chosen, under names such as conv_cpu. Attributes, and no dict: torch.compile copies a
+dict when it first looks at it, and would not find what a second operation of the same graph chose after that."""
 
 
 def choose(operation: str, x: Tensor, *needs: str) -> Any:
@@ -50,12 +51,12 @@ def choose(operation: str, x: Tensor, *needs: str) -> Any:
 
     ValueError: the variable has no known value, or asks for an implementation that cannot do this.
     """
-    return _modules[_name(operation, x.device.type, x.dtype, *needs)]
+    return getattr(_modules, _name(operation, x.device.type, x.dtype, *needs))
 
 
 def implementation(operation: str, x: Tensor, *needs: str) -> str:
     """The name of what `choose` returns: reference, cpu or gpu."""
-    return _name(operation, x.device.type, x.dtype, *needs).rpartition(".")[2]
+    return _name(operation, x.device.type, x.dtype, *needs).rpartition("_")[2]
 
 
 def check(name: str, x: Tensor) -> None:
@@ -141,8 +142,8 @@ def _decide(
                 remedy = f"set {VARIABLE}=auto to take the fastest that is there"
                 raise ValueError(f"{operation}: {VARIABLE}={kind} is not possible: {reason}; {remedy}")
             chosen = kind
-    name = f"{operation}.{chosen}"
-    _modules[name] = importlib.import_module(f"subquad.kernels.{name}")
+    name = f"{operation}_{chosen}"
+    setattr(_modules, name, importlib.import_module(f"subquad.kernels.{operation}.{chosen}"))
     return name
 
 
