@@ -10,7 +10,7 @@ from subquad.decode.align import cross_weights
 from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import TargetScorer
-from subquad.interop.checkpoints.fairseq.models import model_from
+from subquad.interop.checkpoints.fairseq.models import convert_model
 from subquad.models import Seq2Seq
 from tests.golden_files import OUTPUT_TOLERANCE, assert_close, load, padding_of
 
@@ -41,7 +41,7 @@ def options_of(args: dict[str, Any]) -> DecodeOptions:
 def check_beams(path: Path) -> None:
     content = json.loads(path.read_text())
     fixture = load(path.with_name(content["model_file"]))
-    model = model_from(fixture.config, fixture.under("state.")).module.eval()
+    model = convert_model(fixture.config, fixture.under("state.")).module.eval()
     assert isinstance(model, Seq2Seq)
     source, symbols = fixture["src_tokens"], Symbols(content["pad"], content["eos"], content["unk"])
     padding = padding_of(source)

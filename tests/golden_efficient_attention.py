@@ -56,7 +56,7 @@ def replay(fixture: Fixture):
 
 def check_attention(fixture: Fixture) -> None:
     config, stored = fixture.config, fixture["input"]
-    imported = efficient_attention.mixer_from(config, fixture.under("state."))
+    imported = efficient_attention.convert_mixer(config, fixture.under("state."))
     mixer = imported.module.train(fixture.meta.get("training") == "true")
     grid = (stored.shape[1], stored.shape[2]) if stored.dim() == 4 else None
     x = stored.flatten(1, -2).requires_grad_()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.interop.checkpoints.fairseq import convolutions as fairseq
-from subquad.interop.checkpoints.weight_map import Imported
+from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.mixers import Layout, Mixer
 from tests.golden_fairseq_models import check_language_model, check_translation
 from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
@@ -46,7 +46,7 @@ class Case:
         self.name, self.options, self.stored = name, options, stored
         params = {key.removeprefix("param."): value for key, value in stored.items() if key.startswith("param.")}
         self.entry = self.take_input_map(params)
-        self.imported: Imported[Mixer] = fairseq.conv_from(self.options, params)
+        self.imported: ConvertedModule[Mixer] = fairseq.convert_conv(self.options, params)
         self.mixer: Any = self.imported.module.eval()
         self.x = self.leaf("x")
         self.query = self.leaf("query")

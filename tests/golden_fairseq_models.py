@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.interop.checkpoints.fairseq.models import PAD, current_name, model_from
-from subquad.interop.checkpoints.weight_map import Imported
+from subquad.interop.checkpoints.fairseq.models import PAD, convert_model, current_name
+from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.models import LanguageModel, Seq2Seq
 from tests.golden_files import (
     OUTPUT_TOLERANCE,
@@ -25,7 +25,7 @@ SMOOTHING = 0.1
 
 def check_translation(fixture: Fixture) -> None:
     """Logits on tokens; in a row whose padding leaked in the original, the row's own run without its padding."""
-    imported = model_from(fixture.config, fixture.under("state."))
+    imported = convert_model(fixture.config, fixture.under("state."))
     model = imported.module.eval()
     assert isinstance(model, Seq2Seq)
     source, target = fixture["src_tokens"], fixture["prev_output_tokens"]
@@ -89,7 +89,7 @@ def check_row_alone(model: Seq2Seq, source: Tensor, target: Tensor, logits: Tens
     assert_close(logits[real], alone, OUTPUT_TOLERANCE, "a row with and without padding")
 
 
-def check_gradients(fixture: Fixture, imported: Imported[Any]) -> None:
+def check_gradients(fixture: Fixture, imported: ConvertedModule[Any]) -> None:
     """Gradients of the summed, smoothed loss, where a file beside the fixture holds them."""
     path = fixture.path.with_name(f"{fixture.path.stem}_grads.safetensors")
     if path.exists() and not cuts_filters(fixture.config, fixture["target"].shape[1]):
@@ -120,7 +120,7 @@ def smoothed(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def check_language_model(fixture: Fixture, config: dict[str, Any] | None = None, state: str = "state.") -> None:
-    imported = model_from(config or fixture.config, fixture.under(state))
+    imported = convert_model(config or fixture.config, fixture.under(state))
     model = imported.module.eval()
     assert isinstance(model, LanguageModel)
     tokens = next(fixture[key] for key in ("src_tokens", "tokens", "in.tokens") if key in fixture)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from subquad.interop.checkpoints.fairseq.models import PAD
-from subquad.interop.checkpoints.weight_map import Imported
+from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.mixers import Mixer
 from subquad.models import LanguageModel
 
@@ -55,18 +55,18 @@ def assert_close(ours: Tensor, golden: Tensor, tolerance: float, what: str) -> N
     assert error <= limit, f"{what}: differs by {error:.2e}, allowed {limit:.2e}"
 
 
-def assert_gradients(imported: Imported[Any], golden: Mapping[str, Tensor], scale: float = 1.0) -> None:
+def assert_gradients(imported: ConvertedModule[Any], golden: Mapping[str, Tensor], scale: float = 1.0) -> None:
     """Gradients of our parameters against the original's, by its names; what is unused must have gradient 0 there."""
     ours = dict(imported.module.named_parameters())
     for name, expected in golden.items():
-        if name not in imported.slots:
+        if name not in imported.weight_map:
             assert expected.abs().max() == 0, f"{name} is not imported, but the original has a gradient for it"
             continue
-        slot = imported.slots[name]
-        gradient = ours[slot.name].grad
-        gradient = slot.of(torch.zeros_like(ours[slot.name]) if gradient is None else gradient)
-        taken, rest = slot.taken(expected), expected.clone()
-        slot.taken(rest).zero_()
+        ref = imported.weight_map[name]
+        gradient = ours[ref.name].grad
+        gradient = ref.of(torch.zeros_like(ours[ref.name]) if gradient is None else gradient)
+        taken, rest = ref.of_source(expected), expected.clone()
+        ref.of_source(rest).zero_()
         assert not rest.any(), f"rows of {name} are not imported, but the original has a gradient for them"
         assert_close(gradient.reshape(taken.shape) * scale, taken, GRADIENT_TOLERANCE, f"gradient of {name}")
 

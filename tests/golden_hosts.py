@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.interop.checkpoints import primal
-from subquad.interop.checkpoints.linformer import roberta as linformer_roberta
+from subquad.interop.checkpoints.fairseq import roberta
 from subquad.interop.checkpoints.weight_map import (
-    Imported,
-    Slot,
-    Slots,
-    fill,
-    linear_slots,
-    moved,
-    stacked_slots,
-    under,
+    ConvertedModule,
+    ParamRef,
+    WeightMap,
+    add_prefixes,
+    load_weights,
+    map_linear,
+    map_stacked,
+    strip_prefix,
 )
 from subquad.mixers import Mixer, build
 from subquad.mixers.primal import Primal
@@ -47,23 +47,23 @@ def stack_of(mixers: list[Mixer], **options: Any) -> Stack:
     return Stack(StackConfig.model_validate({**size, "mixer": MixerChoice.of(mixers), **options}))
 
 
-def block_slots(mixer: Imported[Mixer], inside: str, norms: tuple[str, str], maps: tuple[str, str]) -> Slots:
+def block_refs(mixer: ConvertedModule[Mixer], inside: str, norms: tuple[str, str], maps: tuple[str, str]) -> WeightMap:
     """Where a layer of an original goes in a block. inside: the prefix of its attention."""
-    slots = moved(mixer.slots, inside, "mixer.")
+    refs = add_prefixes(mixer.weight_map, inside, "mixer.")
     for original, ours in zip((*norms, *maps), ("mixer_norm", "ffn_norm", "ffn.fc1", "ffn.fc2"), strict=True):
-        slots |= linear_slots(original, ours)
-    return slots
+        refs |= map_linear(original, ours)
+    return refs
 
 
-def softmax_from(heads: int, names: tuple[str, str, str, str], weights: State) -> Imported[Mixer]:
+def softmax_from(heads: int, names: tuple[str, str, str, str], weights: State) -> ConvertedModule[Mixer]:
     """Softmax attention with biases everywhere. names: of the maps to q, k and v, and of the output's."""
     *parts, out = names
     width, dim = weights[f"{parts[0]}.weight"].shape
     mixer = build("softmax", dim=dim, heads=heads, head_dim=width // heads)
-    return fill(mixer, weights, stacked_slots(parts, "qkv", width) | linear_slots(out, "out"))
+    return load_weights(mixer, weights, map_stacked(parts, "qkv", width) | map_linear(out, "out"))
 
 
-def check_gradients(fixture: Fixture, imported: Imported[Any], loss: Tensor) -> None:
+def check_gradients(fixture: Fixture, imported: ConvertedModule[Any], loss: Tensor) -> None:
     """All stored gradients."""
     imported.module.zero_grad()
     loss.backward()
@@ -132,16 +132,16 @@ def masks_of_original(stack: Stack, padding: Tensor) -> Iterator[None]:
             hook.remove()
 
 
-def long_range_host(config: Config, weights: State) -> Imported[LongRangeHost]:
+def long_range_host(config: Config, weights: State) -> ConvertedModule[LongRangeHost]:
     dim = config["transformer_dim"]
     found = (re.match(r"model\.(transformer_?\d*)\.", name) for name in weights)
     layers = sorted({match[1] for match in found if match}, key=lambda name: int(re.sub(r"\D", "", name) or 0))
-    mixers, slots = [], linear_slots("model.norm", "stack.norm")
+    mixers, refs = [], map_linear("model.norm", "stack.norm")
     for number, layer in enumerate(layers):
-        imported = long_range_mixer(config, under(weights, f"model.{layer}.mha."))
+        imported = long_range_mixer(config, strip_prefix(weights, f"model.{layer}.mha."))
         mixers.append(imported.module)
-        places = block_slots(imported, "mha.", ("norm1", "norm2"), ("mlpblock.0", "mlpblock.3"))
-        slots |= moved(places, f"model.{layer}.", f"stack.blocks.{number}.")
+        places = block_refs(imported, "mha.", ("norm1", "norm2"), ("mlpblock.0", "mlpblock.3"))
+        refs |= add_prefixes(places, f"model.{layer}.", f"stack.blocks.{number}.")
     tied = config["num_layers"] if layers == ["transformer"] else 1  # one block, used again and again
     hidden = config["transformer_hidden_dim"]
     stack = stack_of(mixers * tied, hidden=hidden, activation="gelu", norm="pre")
@@ -150,20 +150,20 @@ def long_range_host(config: Config, weights: State) -> Imported[LongRangeHost]:
             stack.blocks[number] = stack.blocks[0]
 
     embedded = EmbeddingConfig(positions="learned", max_length=config["max_seq_len"], scale=False, pad=None)
-    slots |= {
-        "model.embeddings.word_embeddings.weight": Slot("embedding.tokens.weight"),
-        "model.embeddings.position_embeddings.weight": Slot("embedding.positions.table"),
+    refs |= {
+        "model.embeddings.word_embeddings.weight": ParamRef("embedding.tokens.weight"),
+        "model.embeddings.position_embeddings.weight": ParamRef("embedding.positions.table"),
     }
     inner, pooled = weights["seq_classifer.mlpblock.0.weight"].shape
     head = nn.Sequential(nn.Linear(pooled, inner), nn.ReLU(), nn.Linear(inner, config["num_classes"]))
-    slots |= linear_slots("seq_classifer.mlpblock.0", "head.0") | linear_slots("seq_classifer.mlpblock.2", "head.2")
+    refs |= map_linear("seq_classifer.mlpblock.0", "head.0") | map_linear("seq_classifer.mlpblock.2", "head.2")
     embedding = TokenEmbedding(config["vocab_size"], dim, embedded)
-    return fill(LongRangeHost(embedding, stack, head), weights, slots)
+    return load_weights(LongRangeHost(embedding, stack, head), weights, refs)
 
 
-def long_range_mixer(config: Config, weights: State) -> Imported[Mixer]:
+def long_range_mixer(config: Config, weights: State) -> ConvertedModule[Mixer]:
     if "We" in weights:
-        return primal.mixer_from({**config, "dim": config["transformer_dim"]}, weights)
+        return primal.convert_mixer({**config, "dim": config["transformer_dim"]}, weights)
     return softmax_from(config["num_head"], ("W_q", "W_k", "W_v", "ff"), weights)
 
 
@@ -217,23 +217,23 @@ class TimeSeriesHost(nn.Module):
         return self.stack(scale * self.enter(series) + self.positions(number), BlockInputs(padding))
 
 
-def time_series_host(config: Config, weights: State) -> Imported[TimeSeriesHost]:
+def time_series_host(config: Config, weights: State) -> ConvertedModule[TimeSeriesHost]:
     mixers: list[Mixer] = []
-    slots = {"pos_enc.pe": Slot("positions.table")} | linear_slots("encoder.norm", "stack.norm")
-    slots |= linear_slots("project_inp", "enter") | linear_slots("output_layer", "head")
+    refs = {"pos_enc.pe": ParamRef("positions.table")} | map_linear("encoder.norm", "stack.norm")
+    refs |= map_linear("project_inp", "enter") | map_linear("output_layer", "head")
     for number in range(sum(name.endswith(".norm1.weight") for name in weights)):  # one original ignores its option
         layer = f"encoder.attn_layers.{number}."
-        imported = time_series_mixer(config, under(weights, f"{layer}attention."))
+        imported = time_series_mixer(config, strip_prefix(weights, f"{layer}attention."))
         mixers.append(imported.module)
-        places = block_slots(imported, "attention.", ("norm1", "norm2"), ("conv1", "conv2"))
-        slots |= moved(places, layer, f"stack.blocks.{number}.")
+        places = block_refs(imported, "attention.", ("norm1", "norm2"), ("conv1", "conv2"))
+        refs |= add_prefixes(places, layer, f"stack.blocks.{number}.")
     stack = stack_of(mixers, hidden=config["d_ff"], activation=config["activation"], norm="post", final_norm=True)
-    return fill(TimeSeriesHost(config, stack), weights, slots)
+    return load_weights(TimeSeriesHost(config, stack), weights, refs)
 
 
-def time_series_mixer(config: Config, weights: State) -> Imported[Mixer]:
+def time_series_mixer(config: Config, weights: State) -> ConvertedModule[Mixer]:
     if "We" in weights:
-        return primal.mixer_from({**config, "dim": config["d_model"], "max_seq_len": config["max_len"]}, weights)
+        return primal.convert_mixer({**config, "dim": config["d_model"], "max_seq_len": config["max_len"]}, weights)
     names = ("query_projection", "key_projection", "value_projection", "out_projection")
     return softmax_from(config["heads"], names, weights)
 
@@ -272,7 +272,7 @@ def roberta_arguments(config: Config) -> dict[str, Any]:
 def check_roberta(fixture: Fixture) -> None:
     """The original zeroes embedded padding, and reads what later layers make of it as if it were tokens."""
     config, tokens = fixture.config, fixture["in.tokens"]
-    imported = linformer_roberta.model_from(roberta_arguments(config), fixture.under("weights."))
+    imported = roberta.convert_model(roberta_arguments(config), fixture.under("weights."))
     model, padding = imported.module.eval(), tokens == config["pad"]
     assert isinstance(model, MaskedLanguageModel)
     states = [model.embedding(tokens, padding)]

@@ -40,7 +40,7 @@ def check_positions(fixture: Fixture) -> None:
 
 
 def check_attention(fixture: Fixture) -> None:
-    imported = linformer.mixer_from(fixture.config, fixture.under("weights."))
+    imported = linformer.convert_mixer(fixture.config, fixture.under("weights."))
     time_first = fixture.path.stem.startswith("official_")
     inputs = {key: fixture[f"in.{key}"] for key in ("x", "q", "kv") if f"in.{key}" in fixture}
     inputs = {key: (value.transpose(0, 1) if time_first else value).requires_grad_() for key, value in inputs.items()}

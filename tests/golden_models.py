@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.interop.checkpoints.fairseq import models as fairseq_models
 from subquad.interop.checkpoints.linformer import models as linformer_models
 from subquad.interop.checkpoints.vision import models as vision_models
-from subquad.interop.checkpoints.weight_map import Imported, fill, under
+from subquad.interop.checkpoints.weight_map import ConvertedModule, load_weights, strip_prefix
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
@@ -22,8 +22,8 @@ from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, as
 def check_library_vision(fixture: Fixture) -> None:
     """evit and PVT: logits, and the gradient of the image."""
     importers = {
-        "EfficientTransformer": vision_models.evit_from,
-        "PyramidVisionTransformerV2": vision_models.pyramid_from,
+        "EfficientTransformer": vision_models.convert_evit,
+        "PyramidVisionTransformerV2": vision_models.convert_pyramid,
     }
     imported = importers[fixture.config["model"]](fixture.config, fixture.under("state."))
     model = imported.module.eval()
@@ -40,7 +40,7 @@ def check_library_vision(fixture: Fixture) -> None:
 
 def check_primal_vision(fixture: Fixture) -> None:
     """Logits, losses and the gradients of cross-entropy + eta * regulariser."""
-    imported = vision_models.primal_vit_from(fixture.config, fixture.under("weights."))
+    imported = vision_models.convert_vit(fixture.config, fixture.under("weights."))
     images = fixture["in.x"].clone().requires_grad_()
     logits, _, aux = imported.module.eval()(images)
     assert_close(logits, fixture["out.logits"], OUTPUT_TOLERANCE, "logits")
@@ -54,7 +54,7 @@ def check_primal_vision(fixture: Fixture) -> None:
     assert_close(images.grad, fixture["grad_total.in.x"], GRADIENT_TOLERANCE, "gradient of the image")
 
 
-def assert_total_gradients(imported: Imported[Any], fixture: Fixture) -> None:
+def assert_total_gradients(imported: ConvertedModule[Any], fixture: Fixture) -> None:
     assert_gradients(imported, fixture.under("grad_total.weights."))
 
 
@@ -68,7 +68,7 @@ def check_primal_language_model(fixture: Fixture) -> None:
         "activation_fn": config["activation"],
     }
     check_language_model(fixture, as_fairseq, "weights.")
-    imported = fairseq_models.model_from(as_fairseq, fixture.under("weights."))
+    imported = fairseq_models.convert_model(as_fairseq, fixture.under("weights."))
     model = imported.module.eval()
     assert isinstance(model, LanguageModel)
     tokens, target = fixture["in.tokens"], fixture["in.target"]
@@ -88,7 +88,7 @@ def check_crybot(fixture: Fixture) -> None:
     if fixture.config["model"].get("encoder_only"):
         check_crybot_encoder(fixture)
         return
-    imported = linformer_models.model_from(fixture.config, fixture.under("weights."))
+    imported = linformer_models.convert_model(fixture.config, fixture.under("weights."))
     model = imported.module.eval()
     assert isinstance(model, Seq2Seq)
     source, padding = fixture["in.src"], fixture["in.src_mask"] == 0
@@ -128,10 +128,10 @@ def check_crybot_encoder(fixture: Fixture) -> None:
     """An encoder on its own: its features, and what its output map makes of them where it has one."""
     weights = fixture.under("weights.")
     prefix = next(name.partition("stacked.")[0] for name in weights if "stacked." in name)
-    layers = {name: value for name, value in under(weights, prefix).items() if name.startswith("stacked.")}
-    options, slots = linformer_models.stack_from(fixture.config, layers, ("attention", None))
-    applied = {name: value for name, value in layers.items() if name in slots}
-    stack = fill(Stack(StackConfig.parse("encoder", options)), applied, slots).module.eval()
+    layers = {name: value for name, value in strip_prefix(weights, prefix).items() if name.startswith("stacked.")}
+    options, refs = linformer_models.convert_stack(fixture.config, layers, ("attention", None))
+    applied = {name: value for name, value in layers.items() if name in refs}
+    stack = load_weights(Stack(StackConfig.parse("encoder", options)), applied, refs).module.eval()
     table = next(value for name, value in weights.items() if name.endswith("embedding.weight"))
     embedding = TokenEmbedding(
         table.shape[0], table.shape[1], EmbeddingConfig(positions="sin-cos", scale=False, pad=None)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from subquad.interop.checkpoints import primal
-from subquad.interop.checkpoints.weight_map import Imported
+from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.mixers import Layout, Mixer
 from subquad.mixers.primal import Primal, sample_positions
 from tests.golden_files import (
@@ -37,7 +37,7 @@ def check(fixture: Fixture) -> None:
 
 
 def check_attention(fixture: Fixture) -> None:
-    imported = primal.mixer_from(fixture.config, fixture.under("weights."))
+    imported = primal.convert_mixer(fixture.config, fixture.under("weights."))
     mixer = imported.module.eval()
     assert isinstance(mixer, Primal)
     time_first = fixture.config.get("layout") == "T,B,C"
@@ -73,7 +73,7 @@ def check_stream(mixer: Primal, x: Tensor, golden: Tensor) -> None:
 
 
 def check_output(
-    fixture: Fixture, imported: Imported[Mixer], x: Tensor, upstream: Tensor, golden: Tensor, time_first: bool
+    fixture: Fixture, imported: ConvertedModule[Mixer], x: Tensor, upstream: Tensor, golden: Tensor, time_first: bool
 ) -> None:
     """Output, regulariser and the gradients of both.
 

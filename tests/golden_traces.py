@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from subquad.interop.checkpoints.fairseq.models import PAD, in_current_layout, model_from
+from subquad.interop.checkpoints.fairseq.models import PAD, convert_model, to_current_layout
 from subquad.models import Seq2Seq
 from subquad.tasks.losses import LossOutput, word_loss
 from subquad.train.distributed import DistributedLoss, TensorBatch
@@ -22,7 +22,7 @@ WEIGHT_TOLERANCE = 5e-5  # six updates of Adam, whose first steps divide by smal
 
 def check_trace(fixture: Fixture, folder: Path = Path("unused")) -> None:
     config = fixture.config
-    imported = model_from(config, fixture.under("init."))
+    imported = convert_model(config, fixture.under("init."))
     model = imported.module.train()
     assert isinstance(model, Seq2Seq)
     schedule = Schedule(RATE)
@@ -50,9 +50,11 @@ def check_trace(fixture: Fixture, folder: Path = Path("unused")) -> None:
         ):
             assert abs(ours - expected[what]) <= TOLERANCE * abs(expected[what]), f"update {number + 1}: {what}"
     weights = dict(model.named_parameters())
-    for name, golden in in_current_layout(fixture.under("final.")).items():
+    for name, golden in to_current_layout(fixture.under("final.")).items():
         if name.endswith("k_proj.bias"):  # attention does not depend on it: Adam follows the sign of rounding errors
             continue
-        slot = imported.slots[name]
-        weight = slot.of(weights[slot.name])
-        assert_close(weight.reshape(slot.taken(golden).shape), slot.taken(golden), WEIGHT_TOLERANCE, f"final {name}")
+        ref = imported.weight_map[name]
+        weight = ref.of(weights[ref.name])
+        assert_close(
+            weight.reshape(ref.of_source(golden).shape), ref.of_source(golden), WEIGHT_TOLERANCE, f"final {name}"
+        )

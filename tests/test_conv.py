@@ -256,10 +256,10 @@ def test_conv_block_from_fairseq(kind, glu, softmax, causal):
         "causal": causal,
     }
     state = fairseq_block(kind, glu, dim=6, width=4, heads=2, kernel=5)
-    imported = fairseq.conv_block_from(config, state)
+    imported = fairseq.convert_conv_block(config, state)
     ours = imported.module.state_dict()
-    assert set(state) - set(imported.slots) <= {"conv.conv_bias"}
-    for name, slot in imported.slots.items():
+    assert set(state) - set(imported.weight_map) <= {"conv.conv_bias"}
+    for name, slot in imported.weight_map.items():
         assert torch.equal(slot.of(ours[slot.name]).reshape(state[name].shape), state[name]), name
 
     x = torch.randn(2, 7, 6)
@@ -279,7 +279,7 @@ def test_conv_block_uses_biases_that_the_config_names():
     config = {"conv_type": "dynamic", "kernel_size": 3, "heads": 2, "causal": True, "bias": True, "conv_bias": True}
     state = fairseq_block("dynamic", True, dim=4, width=4, heads=2, kernel=3)
     state |= {"conv.conv_bias": torch.arange(4.0).view(1, 1, 4), "conv.weight_linear.bias": torch.randn(6)}
-    mixer = fairseq.conv_block_from(config, state).module
+    mixer = fairseq.convert_conv_block(config, state).module
     assert torch.equal(mixer.state_dict()["conv_bias"], torch.arange(4.0))
     assert torch.equal(mixer.state_dict()["tap_map.bias"], state["conv.weight_linear.bias"])
 
@@ -287,9 +287,9 @@ def test_conv_block_uses_biases_that_the_config_names():
 def test_fairseq_mistakes_are_named():
     config = {"conv_type": "dynamic", "kernel_size": 3, "heads": 2, "causal": True}
     with pytest.raises(ValueError, match=r"conv\.weight_linear\.weight"):
-        fairseq.conv_block_from(config, fairseq_block("lightweight", True, 4, 4, 2, 3))
+        fairseq.convert_conv_block(config, fairseq_block("lightweight", True, 4, 4, 2, 3))
     with pytest.raises(ValueError, match="lightweight, dynamic"):
-        fairseq.conv_block_from(config | {"conv_type": "light"}, fairseq_block("lightweight", True, 4, 4, 2, 3))
+        fairseq.convert_conv_block(config | {"conv_type": "light"}, fairseq_block("lightweight", True, 4, 4, 2, 3))
     case = {"kernel_size": 3, "num_heads": 2, "input_size": 4, "kind": "causal", "padding_l": 1}
     with pytest.raises(ValueError, match="padding_l 2, got 1"):
-        fairseq.conv_from(case, {"weight": torch.randn(2, 1, 3)})
+        fairseq.convert_conv(case, {"weight": torch.randn(2, 1, 3)})

@@ -300,8 +300,8 @@ def test_what_cannot_be_taken_over_is_noted(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "dict.txt").write_text("".join(f"{line.removeprefix('w')}\n" for line in lines))
     assert command(["import", path, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
-    assert "words are hidden one by one, without the original's mask_whole_words" in said
-    assert "the dictionary's pieces are numbers, as of GPT-2's BPE: text goes in as" in said
+    assert "tokens are masked one by one; the original's mask_whole_words is not supported" in said
+    assert "the pieces of the dictionary are numbers, as of GPT-2's BPE: text goes in as" in said
 
 
 def test_other_tasks_of_the_official_linformer_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

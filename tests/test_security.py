@@ -47,7 +47,7 @@ FORBIDDEN_MODULES = {
 }
 IMPORTS_BY_NAME = (
     *("__init__.py", "packages.py", "kernels/", "mixers/"),
-    *("data/tokenizers/__init__.py", "tasks/__init__.py"),
+    *("data/tokenizers/__init__.py", "interop/checkpoints/__init__.py", "tasks/__init__.py"),
 )
 """Where modules are imported by names that no recipe, run or checkpoint can give."""
 ONLY_IN: dict[str, dict[str, set[str]]] = {

@@ -204,7 +204,7 @@ def test_causal_eva_refuses_what_it_cannot_do() -> None:
         AttentionFactory.build_attention("causal_eva", {"embed_dim": 8, "num_heads": 2})
     with pytest.raises(TypeError, match="causal_eva has no argument 'chunks'"):
         AttentionFactory.build_attention("causal_eva", {**size, "attn_args": {"chunks": 2}})
-    with pytest.raises(ValueError, match="kdim and vdim as embed_dim only"):
+    with pytest.raises(ValueError, match="kdim and vdim equal to embed_dim"):
         AttentionFactory.build_attention("causal_eva", {**size, "kdim": 4})
     attention = AttentionFactory.build_attention("causal_eva", size)
     x = torch.randn(5, 1, 8)

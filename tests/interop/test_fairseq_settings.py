@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from subquad.interop.checkpoints.fairseq.settings import sections_of
+from subquad.interop.checkpoints.fairseq.settings import recipe_sections
 from subquad.train.schedules import Schedule, ScheduleConfig
 from tests.golden_training import schedule_of
 from tests.interop.test_import import GOLDEN
@@ -16,7 +16,7 @@ def test_schedules_are_fairseqs(kind) -> None:
     assert entries
     for entry in entries:
         config = {**entry["config"], "lr_scheduler": kind, "max_epoch": 0}
-        found = sections_of(config, 0)
+        found = recipe_sections(config, 0)
         ours = Schedule(ScheduleConfig(**found.recipe["schedule"]), found.recipe["train"].get("updates"))
         golden = schedule_of(kind, entry["config"])
         assert [ours.rate(update) for update in range(200)] == [golden.rate(update) for update in range(200)]
@@ -31,14 +31,14 @@ def test_schedules_are_fairseqs(kind) -> None:
     ],
 )
 def test_other_schedules(settings, kind) -> None:
-    found = sections_of({"lr": [0.1], "optimizer": "nag", "momentum": 0.9, **settings}, 7)
+    found = recipe_sections({"lr": [0.1], "optimizer": "nag", "momentum": 0.9, **settings}, 7)
     schedule = ScheduleConfig(**found.recipe["schedule"])
     assert (schedule.kind, schedule.lr) == (kind, settings.get("max_lr", 0.1))
     assert (found.recipe["optim"]["name"], found.notes) == ("nag", [])
 
 
 def test_what_training_here_lacks_is_noted() -> None:
-    found = sections_of({"lr": [0.25], "optimizer": "adafactor", "lr_scheduler": "triangular"}, 7)
+    found = recipe_sections({"lr": [0.25], "optimizer": "adafactor", "lr_scheduler": "triangular"}, 7)
     assert ScheduleConfig(**found.recipe["schedule"]).lr == 0.25
     assert any("'adafactor'" in note for note in found.notes)
     assert any("'triangular'" in note for note in found.notes)

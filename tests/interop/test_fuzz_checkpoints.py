@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subquad.files import CHECKSUM, to_checksummed_json
-from subquad.interop.checkpoints.registry import convert_checkpoint, import_checkpoint
+from subquad.interop.checkpoints import convert_checkpoint, import_checkpoint
 from subquad.interop.checkpoints.run import TextFiles
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.train.checkpoint import CHECKSUMS, checksum

@@ -15,9 +15,9 @@ import yaml
 
 from subquad.cli.main import run as command
 from subquad.data.tokenizers.fairseq import MosesTokenizer, post_process
-from subquad.interop.checkpoints.fairseq.models import PAD, in_current_layout
+from subquad.interop.checkpoints import convert_checkpoint, import_checkpoint
+from subquad.interop.checkpoints.fairseq.models import PAD, to_current_layout
 from subquad.interop.checkpoints.fairseq.settings import DECODE
-from subquad.interop.checkpoints.registry import convert_checkpoint, import_checkpoint
 from subquad.interop.checkpoints.run import TextFiles
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import LanguageModel, Seq2Seq
@@ -231,7 +231,7 @@ def test_a_state_of_other_parameters_is_not_taken(tmp_path) -> None:
 
     found = convert_checkpoint(changed(MAIN, tmp_path, flat), TextFiles())
     assert not found.optimizer
-    assert any("no state of the optimiser is taken" in note for note in found.notes)
+    assert any("the state of the optimiser is not converted" in note for note in found.notes)
 
 
 def test_an_imported_run_is_evaluated(run, tmp_path, capsys) -> None:
@@ -371,7 +371,7 @@ def test_other_files_are_refused_with_what_is_supported(tmp_path, capsys) -> Non
     for known in ("fairseq (lightconv_lm, lightconv, transformer_lm", "linformer_roberta; tasks translation, language"):
         assert known in said
     (tmp_path / "text.pt").write_text("no checkpoint\n")
-    assert "no file of torch.save" in refused(capsys, tmp_path / "text.pt", "--out", tmp_path / "run")
+    assert "torch.save did not write it" in refused(capsys, tmp_path / "text.pt", "--out", tmp_path / "run")
     (tmp_path / "half.pt").write_bytes(MAIN.read_bytes()[:100_000])
     assert "half.pt is damaged" in refused(capsys, tmp_path / "half.pt", "--out", tmp_path / "run")
     assert "there is no file" in refused(capsys, tmp_path / "nothing.pt", "--out", tmp_path / "run")
@@ -386,7 +386,7 @@ def test_a_run_is_not_overwritten(run, capsys) -> None:
 
 def test_layouts_are_one_model() -> None:
     """The two golden checkpoints have the same weights under other names."""
-    old, new = (in_current_layout(read_pickle(path)["model"]) for path in (LEGACY, MAIN))
+    old, new = (to_current_layout(read_pickle(path)["model"]) for path in (LEGACY, MAIN))
     assert old.keys() == new.keys()
     assert all(torch.equal(old[name], new[name]) for name in old)
     ours = [convert_checkpoint(path, TextFiles()).model.state_dict() for path in (LEGACY, MAIN)]

@@ -84,13 +84,13 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "a length": (called("__builtin__", "bytearray", number(2**31 - 1)), "it asks for __builtin__.bytearray"),
     "a storage": (called("torch.storage", "UntypedStorage", number(2**31 - 1)), "it asks for torch.storage.Untyped"),
     "a tensor": (called("torch", "FloatTensor", number(2**31 - 1)), "it asks for torch.FloatTensor"),
-    "a doubled key": (key(doubled(60)), "its parts refer to one another without end"),
-    "a deep key": (key(number(7) + TUPLE1 * 1_000_000), "its parts refer to one another without end"),
-    "a doubled element": (called("__builtin__", "set", EMPTY_LIST + doubled(60) + APPEND), "without end"),
-    "copies": (copies(10_000, 20_000), "its parts refer to one another without end"),
+    "a doubled key": (key(doubled(60)), "its parts refer to one another so often"),
+    "a deep key": (key(number(7) + TUPLE1 * 1_000_000), "its parts refer to one another so often"),
+    "a doubled element": (called("__builtin__", "set", EMPTY_LIST + doubled(60) + APPEND), "so often"),
+    "copies": (copies(10_000, 20_000), "its parts refer to one another so often"),
     "another encoding": (
         called("_codecs", "encode", text("".join(map(chr, range(256, 40_000)))), text("punycode")),
-        "it is no file of torch.save",
+        "torch.save did not write it",
     ),
 }
 
@@ -110,7 +110,7 @@ def test_storages_that_no_file_holds_are_refused(tmp_path: Path) -> None:
     size, stride = MARK + number(2**31 - 1) + TUPLE, MARK + number(1) + TUPLE
     hooks = called("collections", "OrderedDict")
     tensor = called("torch._utils", "_rebuild_tensor_v2", storage, number(0), size, stride, FALSE, hooks)
-    with pytest.raises(ValueError, match=r"its tensors have 8,589,934,588 bytes, and it has \d\d\d"):
+    with pytest.raises(ValueError, match=r"its tensors have 8,589,934,588 bytes, but the file has \d\d\d"):
         read_pickle(legacy(tmp_path / "promised.pt", tensor))
 
 
@@ -119,7 +119,7 @@ def test_an_archive_has_one_pickle(tmp_path: Path) -> None:
     path = archive(tmp_path / "two.pt", NONE)
     with zipfile.ZipFile(path, "a") as packed:
         packed.writestr("archive/Data.pkl", PROTOCOL + NONE + STOP)
-    with pytest.raises(ValueError, match=r"it has 2 files data\.pkl, where torch\.save writes one"):
+    with pytest.raises(ValueError, match=r"it has 2 files data\.pkl, but torch\.save writes one"):
         read_pickle(path)
 
 

@@ -227,7 +227,7 @@ def test_a_plain_vit_computes_what_timms_does(width: int, heads: int, said: int 
 
 def test_heads_that_nobody_knows_are_not_guessed(tmp_path: Path, capsys) -> None:
     said = refused({"model": deit(80, 5).state_dict()}, tmp_path, capsys)
-    assert "ViT is 80 wide, and nobody knows how many heads it has" in said
+    assert "ViT is 80 wide, and its number of heads is not known" in said
     assert "192, 384, 768" in said
 
 
@@ -249,7 +249,9 @@ def test_training_goes_on_as_deit_trained(tmp_path: Path, nested: type[argparse.
     assert (recipe.optim.name, recipe.optim.weight_decay, recipe.optim.decay_vectors) == ("adamw", 0.05, False)
     assert mixing is not None
     assert (mixing.mixup, mixing.cutmix, mixing.smoothing) == (0.8, 0.0, 0.1)
-    assert "the optimiser's state is not taken: training goes on with a fresh one\n" in capsys.readouterr().out
+    assert (
+        "the state of the optimiser is not converted: training continues with a fresh one\n" in capsys.readouterr().out
+    )
 
 
 def test_training_goes_on_without_mixing(tmp_path: Path, nested: type[argparse.Namespace], capsys) -> None:
@@ -342,14 +344,14 @@ def test_classes_have_the_names_that_lie_beside_the_checkpoint(
     contents = library_images(sample(LIBRARY, "model_evit_*"), nested)
     names = [f"kind of {number}" for number in range(len(contents["model"]["head.weight"]))]
     (tmp_path / "classes.txt").write_text("\n".join(names[1:]) + "\n")
-    assert f"has {len(names) - 1} names; the model has {len(names)} classes" in refused(contents, tmp_path, capsys)
+    assert f"has {len(names) - 1} names, but the model has {len(names)} classes" in refused(contents, tmp_path, capsys)
     (tmp_path / "classes.txt").write_text("\n".join(names) + "\n")
     assert imported(contents, tmp_path).inputs["classes"] == names
 
 
 def test_a_classifier_without_options_is_refused(tmp_path: Path, capsys) -> None:
     state = sample(LIBRARY, "model_evit_*").under("state.")
-    assert "args do not say attn_name" in refused({"model": state}, tmp_path, capsys)
+    assert "args have no attn_name" in refused({"model": state}, tmp_path, capsys)
 
 
 # ---------------------------------------------------------------------- Linformer
@@ -392,10 +394,10 @@ def test_a_translation_model_of_crybot(path: Path, tmp_path: Path, capsys, monke
 def test_crybot_needs_its_config(tmp_path: Path, capsys) -> None:
     contents = write_crybot(sample(LINFORMER, "crybot_*_encdec"), tmp_path)
     (tmp_path / "other.yaml").write_text("model: {n_heads: 16}\n")
-    assert "several configs with other numbers of heads" in refused(contents, tmp_path, capsys)
+    assert "several configs with different numbers of heads" in refused(contents, tmp_path, capsys)
     for path in tmp_path.glob("*.yaml"):
         path.unlink()
-    assert "no YAML config with model.n_heads lies in" in refused(contents, tmp_path, capsys)
+    assert "has no YAML config with model.n_heads" in refused(contents, tmp_path, capsys)
 
 
 def test_an_encoder_alone_is_refused(tmp_path: Path, capsys) -> None:

@@ -113,7 +113,7 @@ def test_a_window_over_everything_changes_nothing_and_undo_restores_every_bit(ho
     swapped = subquad.swap(model, "local", window=32)
     assert [layer.number for layer in swapped.replaced] == [0, 1]
     assert not swapped.refused
-    assert not any(layer.carried.new or layer.carried.dropped for layer in swapped.replaced)
+    assert not any(layer.weights.new or layer.weights.dropped for layer in swapped.replaced)
     assert [mixer.name for mixer in mixers(model)] == ["local", "local"]
     assert close(outputs(model, host), before)
     swapped.undo()
@@ -136,9 +136,9 @@ def test_every_mechanism_keeps_the_weights_it_has_places_for(mechanism: str, tmp
             expected = torch.cat(weights)
             assert torch.equal(getattr(mixer, name).weight[: len(expected)], expected)
     host = {f"{part}.{kind}" for part in ("q", "k", "v", "out") for kind in ("weight", "bias")}
-    assert {*first.carried.kept, *first.carried.dropped} == host
-    assert "out.weight" in first.carried.kept
-    new = {name.partition("[")[0] for name in first.carried.new}
+    assert {*first.weights.kept, *first.weights.dropped} == host
+    assert "out.weight" in first.weights.kept
+    new = {name.partition("[")[0] for name in first.weights.new}
     assert {name for name in mixer.state_dict() if name.split(".")[0] not in maps} <= new
     assert all(name in str(swapped) for name in (mechanism, first.path, first.kind))
     assert outputs(model, "bert").isfinite().all()
@@ -230,14 +230,14 @@ def test_masks_that_say_more_than_padding_are_refused(tmp_path: Path) -> None:
     tokens = inputs("bert")["input_ids"]
     pairs = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
     pairs[:, :, 0, 3] = False
-    with pytest.raises(ValueError, match="masks of padding only"):
+    with pytest.raises(ValueError, match="only masks of padding"):
         bert(tokens, attention_mask=pairs)
     with pytest.raises(ValueError, match="other numbers than 0"):
         bert(tokens, attention_mask=torch.full((2, 1, LENGTH, LENGTH), -0.5))
     packed = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]).expand(2, -1)
-    with pytest.raises(ValueError, match="padding and the causal order only"):
+    with pytest.raises(ValueError, match="only masks of padding and the causal order"):
         gpt2(tokens, position_ids=packed, use_cache=False)
-    with pytest.raises(ValueError, match="looks both ways"):
+    with pytest.raises(ValueError, match="not causal was called"):
         vit(**inputs("timm vit"), is_causal=True)
     seen = torch.ones(17, 17, dtype=torch.bool)
     assert close(vit(**inputs("timm vit"), attn_mask=seen), vit(**inputs("timm vit")))
@@ -342,7 +342,7 @@ def test_cross_attention_stays(tmp_path: Path) -> None:
         ("gpt2", "lara", {}, "lara cannot be causal"),
         ("bert", "evaa", {}, "did you mean 'eva'"),
         ("bert", "eva", {"windw": 4}, "did you mean 'window'"),
-        ("bert", "eva", {"heads": 2}, "heads is decided by the model"),
+        ("bert", "eva", {"heads": 2}, "heads follows from the model"),
         ("bert", "eva", {"layers": [2]}, "there is no layer 2"),
         ("bert", "eva", {"layers": []}, "layers is empty"),
         ("bert", "linformer", {"share_kv": True, "share_layers": True}, "cannot have share_layers=True here"),
@@ -366,7 +366,7 @@ def test_attention_that_no_mixer_equals_is_refused() -> None:
     model = timm.create_model("vit_tiny_patch16_224", **TIMM)
     model.blocks[0].attn.qkv = torch.nn.utils.parametrizations.weight_norm(model.blocks[0].attn.qkv)
     swapped = subquad.swap(model, "local")
-    assert "its map qkv should be a plain linear map, but is a ParametrizedLinear" in str(swapped)
+    assert "its map qkv should be a plain linear map, but it is a ParametrizedLinear" in str(swapped)
     model.blocks[1].attn = nn.Identity()
     with pytest.raises(ValueError, match="changed after the swap"):
         swapped.undo()

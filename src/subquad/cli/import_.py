@@ -35,7 +35,7 @@ def import_(
     subquad train runs/wmt16/recipe.yaml --out runs/wmt16 train.updates=60000 \\
         "data.splits.train=[train.en, train.de]" "data.splits.valid=[valid.en, valid.de]"
     """
-    from subquad.interop.checkpoints.registry import import_checkpoint
+    from subquad.interop.checkpoints import import_checkpoint
     from subquad.interop.checkpoints.run import TextFiles
 
     texts = TextFiles(dict_source, dict_target, codes, moses)

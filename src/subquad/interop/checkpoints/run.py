@@ -1,18 +1,9 @@
-"""What an old checkpoint becomes, and the run directory it is written as.
-
-An importer is a module with three names, which `subquad.interop.checkpoints.registry.IMPORTERS` lists:
-
-    SUPPORTED                               a few words that say what it reads
-    recognises(contents)                    whether `read_pickle` gave a checkpoint of this program
-    convert(contents, folder, texts)        the checkpoint as an `ImportedRun`; ValueError: why it cannot be one
-
-folder: where the checkpoint lies; texts: files that the user named, for importers that need dictionaries.
-"""
+"""The result of converting a checkpoint, and how it is written as a run directory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -27,16 +18,16 @@ from subquad.train.recipe import Recipe
 from subquad.train.run import IMPORTED, RECIPE, open_run
 
 FORMAT = 1
-RATE = 1e-4
-"""The learning rate of a run whose original says none."""
+DEFAULT_LR = 1e-4
+"""The learning rate of a run if the original does not say one."""
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Files of text that the user named.
+    """Dictionaries and codes that the user named.
 
-    codes: where they are not named, those beside the checkpoint are taken, unless the text is in `pieces` already.
-    moses: text is split by Moses before the codes are applied.
+    codes: if they are not named, those beside the checkpoint are used, unless the text is in `pieces` already.
+    moses: whether Moses splits the text before the codes are applied.
     """
 
     dict_source: Path | None = None
@@ -46,24 +37,14 @@ class TextFiles:
     pieces: bool = False
 
 
-class Importer(Protocol):
-    """A module that reads the checkpoints of one program."""
-
-    SUPPORTED: str
-
-    def recognises(self, contents: Any) -> bool: ...
-
-    def convert(self, contents: Any, folder: Path, texts: TextFiles) -> "ImportedRun": ...
-
-
 @dataclass(frozen=True)
-class ImportedRun:
-    """A checkpoint of another program as a model of ours, with what else its run needs.
+class ConvertedRun:
+    """A checkpoint of another program as a model of ours, with everything else that its run needs.
 
-    origin: program and architecture, for people. task: as in recipes. tokenizers: by side (source and target, or text);
-    a task on images has none. inputs: what else inputs.json says (see `Task.inputs`). recipe: sections or parts of
-    them; what is missing gets defaults, and names of files that the user replaces. optimizer: its state by our names
-    (see `optimizer_state`). update, epoch: how many are done. notes: lines that tell the user what was not taken.
+    origin: program and architecture, for people to read. task: as in recipes. tokenizers: by field (source and target,
+    or text); image tasks have none. inputs: what else inputs.json says (see `Task.inputs`). recipe: sections or parts
+    of sections; the rest gets defaults, and names of files that the user replaces. optimizer: its state by our names
+    (see `optimizer_state`). update, epoch: how many are done. notes: lines that tell the user what was not converted.
     """
 
     origin: str
@@ -78,60 +59,60 @@ class ImportedRun:
     notes: Sequence[str] = ()
 
 
-def write_run(imported: ImportedRun, out: str | Path) -> Path:
+def write_run(converted: ConvertedRun, out: str | Path) -> Path:
     """Writes an ordinary run directory: recipe, environment, inputs, tokenizers and one checkpoint.
 
-    The recipe comes last: a folder with one is complete. Until the run is trained further, everything in the recipe but
-    task and model may still be changed.
+    The recipe is written last, so a folder with a recipe is complete. Until the run is trained further, everything in
+    the recipe except task and model may still be changed.
     """
     out = Path(out)
     if (out / RECIPE).exists():
         raise ValueError(f"{out} holds a run already; give another --out")
-    expected = set(FIELDS.get(prepared_for(imported.task), ()))
-    assert set(imported.tokenizers) == expected, f"{imported.task} has the tokenizers {sorted(expected)}"
-    recipe = Recipe.parse("the imported recipe", _recipe(imported, out))
+    expected = set(FIELDS.get(prepared_for(converted.task), ()))
+    assert set(converted.tokenizers) == expected, f"{converted.task} has the tokenizers {sorted(expected)}"
+    recipe = Recipe.parse("the imported recipe", _full_recipe(converted, out))
     out.mkdir(parents=True, exist_ok=True)
-    # The recipe has the whole model: nothing of it is left to the data.
-    write_inputs(out, imported.task, imported.tokenizers, {}, imported.inputs)
+    # The recipe has the whole model config; nothing follows from the data.
+    write_inputs(out, converted.task, converted.tokenizers, {}, converted.inputs)
     state = TrainState(
-        update=imported.update,
-        epoch=imported.epoch,
+        update=converted.update,
+        epoch=converted.epoch,
         epoch_end=True,
-        cursor={"epoch": imported.epoch, "batch": 0},
+        cursor={"epoch": converted.epoch, "batch": 0},
         extra={"bad_validations": 0, "best": None, "minutes": 0.0},
     )
-    weights = {name: value.detach() for name, value in imported.model.state_dict().items()}
-    # No generators: training goes on from the recipe's seed.
-    save_checkpoint(checkpoint_folder(out), Checkpoint(weights, dict(imported.optimizer), state, rng={}))
-    write_json(out / IMPORTED, {"format": FORMAT, "origin": imported.origin, "notes": list(imported.notes)})
+    weights = {name: value.detach() for name, value in converted.model.state_dict().items()}
+    # There are no random states: training continues from the seed of the recipe.
+    save_checkpoint(checkpoint_folder(out), Checkpoint(weights, dict(converted.optimizer), state, rng={}))
+    write_json(out / IMPORTED, {"format": FORMAT, "origin": converted.origin, "notes": list(converted.notes)})
     open_run(recipe, out)
     return out
 
 
-def _recipe(imported: ImportedRun, out: Path) -> dict[str, Any]:
-    """All sections of the recipe. Training ends where the checkpoint stands, unless the original says more."""
+def _full_recipe(converted: ConvertedRun, out: Path) -> dict[str, Any]:
+    """Returns all sections of the recipe. Training ends at the checkpoint's update, unless the original says more."""
     defaults = {
-        "task": imported.task,
-        "data": _data(imported, out),
-        "model": imported.model.config.model_dump(mode="json"),
+        "task": converted.task,
+        "data": _data_section(converted, out),
+        "model": converted.model.config.model_dump(mode="json"),
     }
-    if "schedule" not in imported.recipe:
-        defaults["schedule"] = {"kind": "constant", "lr": RATE}
-    train = imported.recipe.get("train", {})
+    if "schedule" not in converted.recipe:
+        defaults["schedule"] = {"kind": "constant", "lr": DEFAULT_LR}
+    train = converted.recipe.get("train", {})
     if not {"updates", "epochs", "minutes"} & train.keys():
-        defaults["train"] = {"updates": max(1, imported.update)}
-    return merged(defaults, imported.recipe)
+        defaults["train"] = {"updates": max(1, converted.update)}
+    return merged(defaults, converted.recipe)
 
 
-def _data(imported: ImportedRun, out: Path) -> dict[str, Any]:
-    """Where the data would be: no checkpoint holds it, so these names are for the user to replace."""
+def _data_section(converted: ConvertedRun, out: Path) -> dict[str, Any]:
+    """Returns the data section. No checkpoint holds data, so its file names are for the user to replace."""
     splits = ("train", "valid")
-    if not imported.tokenizers:
+    if not converted.tokenizers:
         return {"images": {split: f"data/{split}" for split in splits}}
-    saved = {side: {"kind": "saved", "path": str(out.resolve() / TOKENIZERS / side)} for side in imported.tokenizers}
+    saved = {name: {"kind": "saved", "path": str(out.resolve() / TOKENIZERS / name)} for name in converted.tokenizers}
     if "text" in saved:
         return {"splits": {split: [f"data/{split}.txt"] for split in splits}, "tokenizer": saved["text"]}
-    source, target = imported.tokenizers["source"], imported.tokenizers["target"]
+    source, target = converted.tokenizers["source"], converted.tokenizers["target"]
     shared = source.fingerprint() == target.fingerprint()
     return {
         "splits": {split: [f"data/{split}.source", f"data/{split}.target"] for split in splits},

@@ -1,12 +1,12 @@
-"""Old `.pt` files, read as data: the one place where a pickle is opened.
+"""The restricted loader of old `.pt` files. No other module opens a pickle.
 
-torch's restricted reader builds tensors, numbers, text and containers, and refuses every other name that a pickle asks
-for before anything of it runs. Beside these, argparse's namespaces are allowed, and a few classes of the originals are
-replaced by stand-ins, which hold what was stored and do nothing.
+torch's restricted reader builds tensors, numbers, text and containers. It refuses every other name that a pickle asks
+for, before anything runs. In addition, namespaces of argparse are allowed, and a few classes of the original programs
+are replaced by placeholders, which hold what was stored and do nothing.
 
-What torch allows can still make gigabytes of a few bytes (a bytearray of a length) or take for ever (the hash of tuples
-within tuples). So each pickle is followed before torch reads it: fewer names are allowed, and what is hashed or handed
-to functions is counted.
+What torch allows can still turn a few bytes into gigabytes (a bytearray of a given length) or take for ever (hashing
+nested tuples). So each pickle is simulated before torch reads it: fewer names are allowed, and the work of hashing and
+of function calls is counted and limited.
 """
 
 import argparse
@@ -28,46 +28,46 @@ import torch
 from subquad.files import is_bounded
 
 NUMBER = re.compile(r"[<>=|]?[fiub][1248]")
-"""How numpy spells the types of plain numbers."""
+"""Matches the names that numpy gives to the types of plain numbers."""
 
 
-class StandIn:
-    """Holds the attributes of an object whose class is not here."""
+class Placeholder:
+    """Holds the attributes of an object whose class does not exist here."""
 
 
 class NumberType:
-    """In place of numpy.dtype: the name of a type, such as f8."""
+    """Takes the place of numpy.dtype, and holds the name of a type, such as f8."""
 
     def __init__(self, name: str, *_: Any) -> None:
         self.name = name
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """state: a version, the order of bytes, and what plain numbers do not have."""
+        """state: a version, the byte order, and more that plain numbers do not have."""
         order = state[1] if len(state) > 1 else "|"
         self.name = f"{order}{self.name}"
 
 
-def number(kind: NumberType, data: bytes) -> float | int | bool:
-    """In place of numpy's own function: a number of its type and bytes."""
+def build_number(kind: NumberType, data: bytes) -> float | int | bool:
+    """Takes the place of numpy's function that builds a number from its type and bytes."""
     if not isinstance(kind, NumberType) or not NUMBER.fullmatch(str(kind.name)):
         raise pickle.UnpicklingError("a number of numpy has no plain type")
     return np.frombuffer(data, np.dtype(kind.name), 1)[0].item()
 
 
-MOST_VALUES = 1_000_000
-"""Tensors, numbers and texts of a checkpoint."""
+MAX_VALUES = 1_000_000
+"""The largest number of tensors, numbers and texts in a checkpoint."""
 METERS = ("AverageMeter", "TimeMeter", "StopwatchMeter")
 ALLOWED: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     argparse.Namespace,
     (argparse.Namespace, "efficient_attention.NestedNamespace"),
     (NumberType, "numpy.dtype"),
-    (number, "numpy.core.multiarray.scalar"),
-    (number, "numpy._core.multiarray.scalar"),
-    *((StandIn, f"fairseq.meters.{name}") for name in METERS),
-    *((StandIn, f"fairseq.logging.meters.{name}") for name in METERS),
+    (build_number, "numpy.core.multiarray.scalar"),
+    (build_number, "numpy._core.multiarray.scalar"),
+    *((Placeholder, f"fairseq.meters.{name}") for name in METERS),
+    *((Placeholder, f"fairseq.logging.meters.{name}") for name in METERS),
 ]
-"""What a pickle may ask for beside torch's own list, and what it gets."""
-NAMES = {
+"""The names that a pickle may ask for in addition to torch's own list, and what it gets for them."""
+ALLOWED_NAMES = {
     *("collections.OrderedDict", "collections.Counter", "_codecs.encode"),
     *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "complex")),
     *("torch.Size", "torch.device", "torch.nn.parameter.Parameter"),
@@ -76,55 +76,61 @@ NAMES = {
     *(f"torch.{name}" for name in vars(torch) if name.endswith("Storage")),
     *(one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in ALLOWED),
 }
-"""All that a pickle may ask for: torch's own list has more, such as what makes a large object of a number."""
-MOST_HASHED = 10_000
-"""Values within a tuple: one that is a key is hashed anew each time, by a recursion."""
-ENDLESS = "its parts refer to one another without end"
+"""All names that a pickle may ask for. torch's own list has more, such as functions that build large objects."""
+MAX_HASHED = 10_000
+"""The largest number of values inside a tuple. A tuple that is a key is hashed again each time, recursively."""
+TOO_LARGE = "its parts refer to one another so often that it would become too large"
 ZIP = b"PK\3\4"
 LEGACY_PICKLES = 5
-"""Of a file that is no archive: a number, a version, the system, the contents, the keys of the storages."""
+"""A file that is no archive has this many: a number, a version, the system, the contents, the keys of storages."""
 
 
 def read_pickle(path: str | Path) -> Any:
-    """The content of a file that torch.save wrote, with tensors on the CPU; all else is refused, and nothing runs."""
+    """Returns the content of a file that torch.save wrote, with tensors on the CPU. Other files are refused."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{path} is a folder, a file is needed" if path.is_dir() else f"there is no file {path}")
+        raise ValueError(f"{path} is a folder, but a file is needed" if path.is_dir() else f"there is no file {path}")
     try:
         with torch.serialization.safe_globals(ALLOWED), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # advice on protocols: what cannot be read is an error below
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # advice about protocols; what cannot be read raises an error below
             for steps in _pickles(path):
-                _check_steps(steps)
+                _simulate(steps)
             contents = torch.load(path, map_location="cpu", weights_only=True)
         stored: dict[int, int] = {}
-        if not is_bounded(contents, partial(_parts, stored), MOST_VALUES):
-            raise ValueError(ENDLESS)
-        if sum(stored.values()) > path.stat().st_size:  # storages that were promised and never read
-            raise ValueError(f"its tensors have {sum(stored.values()):,} bytes, and it has {path.stat().st_size:,}")
+        if not is_bounded(contents, partial(_parts, stored), MAX_VALUES):
+            raise ValueError(TOO_LARGE)
+        if sum(stored.values()) > path.stat().st_size:  # storages that were promised but never read
+            raise ValueError(
+                f"its tensors have {sum(stored.values()):,} bytes, but the file has {path.stat().st_size:,}"
+            )
         return contents
     except pickle.UnpicklingError as error:
-        # torch's own text advises to read the file without restrictions: it is not passed on
+        # torch's own message advises to read the file without restrictions, so it is not shown
         asked = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it asks for {asked[1]}, which is no plain data" if asked else "it is no file of torch.save"
+        what = f"it asks for {asked[1]}, which is no plain data" if asked else "torch.save did not write it"
         raise ValueError(
-            f"{path} is refused: {what}; nothing of it was run. Checkpoints may hold tensors, numbers, text and "
+            f"{path} is refused: {what}. Nothing of it was run. Checkpoints may hold tensors, numbers, text and "
             "argparse namespaces"
         ) from None
-    except Exception as error:  # what a damaged file raises depends on where it is damaged
+    except Exception as error:  # the kind of the error depends on where the file is damaged
         what = f"{type(error).__name__}: {str(error).partition('. ')[0]}"
-        raise ValueError(f"{path} is damaged, or no file of torch.save ({what})") from error
+        raise ValueError(f"{path} is damaged, or torch.save did not write it ({what})") from error
 
 
-# ---------------------------------------------------------------------- before it is read
+# ---------------------------------------------------------------------- checks before reading
 
 
 def _pickles(path: Path) -> Iterator[IO[bytes]]:
-    """The pickles that torch will read, each from its first step on. What it would have to unpack is refused:
-    torch.save compresses nothing, and what is compressed could unpack to a thousand times its size."""
+    """Yields the pickles that torch will read, each at its first instruction.
+
+    Compressed archives are refused: torch.save compresses nothing, and they could become a thousand times larger.
+    """
     with path.open("rb") as file:
         start = file.peek(len(ZIP))[: len(ZIP)]
-        if start != ZIP:  # the sign that torch looks for, too
-            if start[:1] != pickle.PROTO:  # a text, for one: its letters are steps of a pickle, too
+        if start != ZIP:  # torch looks for the same bytes
+            if start[:1] != pickle.PROTO:  # a text, for example: its letters are instructions of a pickle too
                 raise pickle.UnpicklingError("no pickle begins like this")
             for _ in range(LEGACY_PICKLES):
                 if file.peek(1):
@@ -136,29 +142,29 @@ def _pickles(path: Path) -> Iterator[IO[bytes]]:
                 raise ValueError(f"{member.filename} is compressed, which torch.save does not do")
         found = [member for member in packed.infolist() if member.filename.lower().endswith("data.pkl")]
         if len(found) != 1:
-            raise ValueError(f"it has {len(found)} files data.pkl, where torch.save writes one")
+            raise ValueError(f"it has {len(found)} files data.pkl, but torch.save writes one")
         yield io.BytesIO(packed.read(found[0]))
 
 
 @dataclass
-class Built:
-    """Something on the stack of a pickle that is followed, but not built.
+class StackItem:
+    """A value on the stack of a pickle that is simulated, but not built.
 
-    size: values and characters in it when it is written out in full, as far as they are counted; hashed: values that
-    its hash goes through, of which only a tuple has several. text: of a text or name; parts: of a tuple.
+    size: the number of values and characters in it, as if it were written out in full. hashed: the number of values
+    that its hash reads; only tuples have several. text: the content of a text or name. parts: the items of a tuple.
     """
 
     size: int = 1
     hashed: int = 1
     text: str = ""
-    parts: Sequence["Built"] = ()
+    parts: Sequence["StackItem"] = ()
 
 
-def _check_steps(file: IO[bytes]) -> None:
-    """Follows a pickle to its end, and refuses what would be too much: names, tuples, and what functions are given."""
-    stack: list[Built | None] = []  # None: a mark
-    memo: dict[Any, Built | None] = {}
-    handed = 0
+def _simulate(file: IO[bytes]) -> None:
+    """Simulates a pickle. Names that are not allowed, large tuples and large arguments of functions are refused."""
+    stack: list[StackItem | None] = []  # None is a mark
+    memo: dict[Any, StackItem | None] = {}
+    cost = 0
     for step, argument, _ in pickletools.genops(file):
         if step.name in ("BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
@@ -167,29 +173,29 @@ def _check_steps(file: IO[bytes]) -> None:
         elif step.name == "MARK":
             stack.append(None)
         elif step.name == "GLOBAL":
-            stack.append(_name(str(argument)))
+            stack.append(_check_name(str(argument)))
         else:
-            taken = _taken(stack, step)
-            handed += _handed(step.name, taken)
-            if handed > MOST_VALUES:
-                raise ValueError(ENDLESS)
-            stack += _built(step, argument, taken)
+            taken = _pop_arguments(stack, step)
+            cost += _step_cost(step.name, taken)
+            if cost > MAX_VALUES:
+                raise ValueError(TOO_LARGE)
+            stack += _results(step, argument, taken)
 
 
-def _name(argument: str) -> Built:
-    """argument: a module and a name in it, with a space between them."""
+def _check_name(argument: str) -> StackItem:
+    """Refuses a name that is not allowed. argument: a module and a name in it, with a space between them."""
     name = argument.replace(" ", ".", 1)
-    if name not in NAMES:
+    if name not in ALLOWED_NAMES:
         raise pickle.UnpicklingError(f"GLOBAL {name}")
-    return Built(text=name)
+    return StackItem(text=name)
 
 
-def _taken(stack: list[Built | None], step: pickletools.OpcodeInfo) -> list[Built]:
-    """What a step takes from the stack, in order; all since the last mark where it takes so many."""
-    taken: list[Built] = []
+def _pop_arguments(stack: list[StackItem | None], step: pickletools.OpcodeInfo) -> list[StackItem]:
+    """Removes the arguments of an instruction from the stack, up to the last mark if it takes that many."""
+    taken: list[StackItem] = []
     for kind in reversed(step.stack_before):
         if kind is pickletools.markobject:
-            continue  # it went with what follows it
+            continue  # it was removed with the items above it
         while (one := stack.pop()) is not None:
             taken.append(one)
             if kind is not pickletools.stackslice:
@@ -197,37 +203,45 @@ def _taken(stack: list[Built | None], step: pickletools.OpcodeInfo) -> list[Buil
     return taken[::-1]
 
 
-def _handed(step: str, taken: Sequence[Built]) -> int:
-    """How much a step makes functions copy, or hashes go through."""
+def _step_cost(step: str, taken: Sequence[StackItem]) -> int:
+    """Returns how many values an instruction hashes, or passes to a function."""
     if step in ("SETITEM", "SETITEMS"):
         return sum(key.hashed for key in taken[1::2])
     if step == "REDUCE" and taken[0].text == "_codecs.encode" and [p.text for p in taken[1].parts[1:]] != ["latin1"]:
-        raise pickle.UnpicklingError("bytes are in another encoding than pickles have them in")  # some take for ever
+        raise pickle.UnpicklingError("bytes have an encoding that pickles do not use")  # some encodings take for ever
     return sum(one.size for one in taken[1:]) if step in ("REDUCE", "NEWOBJ", "BUILD") else 0
 
 
-def _built(step: pickletools.OpcodeInfo, argument: Any, taken: Sequence[Built]) -> list[Built]:
-    """What a step leaves on the stack."""
-    size = min(MOST_VALUES + 1, 1 + sum(one.size for one in taken))
-    if step.name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD"):  # into what others may hold as well
+def _results(step: pickletools.OpcodeInfo, argument: Any, taken: Sequence[StackItem]) -> list[StackItem]:
+    """Returns what an instruction leaves on the stack."""
+    size = min(MAX_VALUES + 1, 1 + sum(one.size for one in taken))
+    if step.name in (
+        "APPEND",
+        "APPENDS",
+        "SETITEM",
+        "SETITEMS",
+        "BUILD",
+    ):  # they change an item that others may hold as well
         taken[0].size = size
         return [taken[0]]
     if step.name.startswith("TUPLE"):
         hashed = 1 + sum(one.hashed for one in taken)
-        if hashed > MOST_HASHED:
-            raise ValueError(ENDLESS)
-        return [Built(size, hashed, parts=taken)]
+        if hashed > MAX_HASHED:
+            raise ValueError(TOO_LARGE)
+        return [StackItem(size, hashed, parts=taken)]
     if isinstance(argument, str):
-        return [Built(1 + len(argument), text=argument)]
-    return [Built() for _ in step.stack_after]
+        return [StackItem(1 + len(argument), text=argument)]
+    return [StackItem() for _ in step.stack_after]
 
 
-# ---------------------------------------------------------------------- after it was read
+# ---------------------------------------------------------------------- checks after reading
 
 
 def _parts(stored: dict[int, int], value: Any) -> Iterable[Any]:
-    """What a value of a checkpoint holds. A tensor that claims more numbers than its storage has is refused; stored:
-    gets the bytes of each storage by its address."""
+    """Returns the values inside a value of a checkpoint. A tensor that claims more numbers than its storage is refused.
+
+    stored: gets the number of bytes of each storage, by its address.
+    """
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided or value.device.type != "cpu":
             raise ValueError(f"a tensor is {value.layout} on {value.device}")
@@ -236,20 +250,20 @@ def _parts(stored: dict[int, int], value: Any) -> Iterable[Any]:
             raise ValueError(f"a tensor of shape {tuple(value.shape)} has only {storage.nbytes():,} bytes")
         stored[storage.data_ptr()] = storage.nbytes()
         return ()
-    if isinstance(value, argparse.Namespace | StandIn):
+    if isinstance(value, argparse.Namespace | Placeholder):
         return vars(value).values()
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple | set | frozenset) else ()
 
 
-def options_of(given: Any) -> dict[str, Any]:
-    """A namespace or mapping as plain data, namespaces within it too."""
+def to_plain_options(given: Any) -> dict[str, Any]:
+    """Returns a namespace or mapping as a dict, and the namespaces inside it too."""
     options = vars(given) if isinstance(given, argparse.Namespace) else given
     if not isinstance(options, Mapping):
-        raise ValueError(f"options are a namespace or a mapping, not {type(given).__name__}")
+        raise ValueError(f"options must be a namespace or a mapping, not {type(given).__name__}")
     return {str(name): _plain(value) for name, value in options.items()}
 
 
 def _plain(value: Any) -> Any:
-    return options_of(value) if isinstance(value, argparse.Namespace | Mapping) else value
+    return to_plain_options(value) if isinstance(value, argparse.Namespace | Mapping) else value

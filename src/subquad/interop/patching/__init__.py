@@ -1,6 +1,6 @@
-"""Mixers in the place of attention, in models of Hugging Face transformers and timm: `subquad.swap(model, "eva")`."""
+"""Replaces the attention of models of Hugging Face transformers and timm by mixers: `subquad.swap(model, "eva")`."""
 
-from subquad.interop.patching.report import Swapped
 from subquad.interop.patching.swap import swap
+from subquad.interop.patching.undo import SwapReport
 
-__all__ = ["Swapped", "swap"]
+__all__ = ["SwapReport", "swap"]

@@ -1,4 +1,4 @@
-"""The streaming state of a swapped layer, kept where transformers keeps keys and values, so that `generate` works."""
+"""Keeps the streaming state of a swapped layer where transformers keeps keys and values, so that `generate` works."""
 
 from typing import Any, NoReturn
 
@@ -10,7 +10,7 @@ from subquad.mixers import State
 
 
 class StateLayer(DynamicLayer):
-    """One layer of a transformers cache that holds a mixer's state in the place of keys and values."""
+    """A layer of a transformers cache that holds the state of a mixer in place of keys and values."""
 
     is_croppable = False
     supports_early_init = False
@@ -19,10 +19,10 @@ class StateLayer(DynamicLayer):
         super().__init__()
         self.state: State | None = None
         self.seen = 0
-        """Positions read, padded ones too: what masks and position numbers count."""
+        """The number of positions that were read, including padding, as masks and position ids count them."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> NoReturn:  # noqa: ARG002
-        raise ValueError("this layer of the cache belongs to a swapped layer, and holds no keys and values")
+        raise ValueError("this layer of the cache belongs to a swapped layer and holds no keys and values")
 
     def get_seq_length(self) -> int:
         return self.seen
@@ -32,7 +32,9 @@ class StateLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise ValueError("the state of a swapped layer cannot forget its last tokens, as assisted decoding asks")
+            raise ValueError(
+                "the state of a swapped layer cannot forget its last tokens, which assisted decoding would need"
+            )
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -51,14 +53,14 @@ class StateLayer(DynamicLayer):
         return torch.arange(len(state.lengths), device=state.lengths.device)
 
 
-def layer_of(cache: Any, number: int) -> StateLayer:
-    """The layer of a cache for the swapped layer `number`; an empty one for keys and values makes room for it."""
-    cache = getattr(cache, "self_attention_cache", cache)  # of a cache for a decoder with cross-attention
+def state_layer(cache: Any, number: int) -> StateLayer:
+    """Returns the cache layer of the swapped layer `number`, which replaces an empty layer for keys and values."""
+    cache = getattr(cache, "self_attention_cache", cache)  # decoders with cross-attention have two caches
     while len(cache.layers) <= number:
         cache.layers.append(cache.layer_class_to_replicate())
     found = cache.layers[number]
     if not isinstance(found, StateLayer):
         if found.get_seq_length() > 0:
-            raise ValueError(f"layer {number} of the cache was filled before the layer was swapped: use a fresh cache")
+            raise ValueError(f"layer {number} of the cache was filled before the layer was swapped; use a fresh cache")
         cache.layers[number] = found = StateLayer()
     return found

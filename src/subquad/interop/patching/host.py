@@ -1,4 +1,4 @@
-"""What surgery has to know of an attention layer of another library's model, and what stands in its place."""
+"""The description of an attention layer of another library's model, and the module that replaces it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from subquad.kernels import tracing
 from subquad.mixers import Mixer
 
-NEVER_SEEN = -1e4
-"""Additive masks hide a key with this or less; float16 ends soon below it."""
+MASKED_LOGIT = -1e4
+"""An additive mask hides a key with this number or less; it still fits into float16."""
 
 
 class Refusal(ValueError):  # noqa: N818 - it is an answer, not a fault
-    """Why one layer stays as it is."""
+    """Says why a layer cannot be swapped."""
 
 
 class SwappedAttention(nn.Module):
-    """A mixer where a host's attention was; subclasses speak the host's language."""
+    """A mixer in place of an attention layer. Subclasses have the interface of the layer that they replace."""
 
     def __init__(self, mixer: Mixer) -> None:
         super().__init__()
@@ -28,10 +28,10 @@ class SwappedAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Host:
-    """A self-attention layer.
+    """A self-attention layer of another library's model.
 
     tensors: weights and biases of the maps q, k and v, (heads * head_width, dim), and out, (dim, heads * head_width),
-    under names such as "q.weight", scaled so that logits are q.k / sqrt(head_width).
+    with names such as "q.weight", scaled so that the logits are q.k / sqrt(head_width).
     """
 
     dim: int
@@ -40,33 +40,33 @@ class Host:
     tensors: dict[str, Tensor]
     wrap: Callable[[Mixer], SwappedAttention]
     attention: str = ""
-    """Path, from the layer, of the module that the mixer replaces; "" is the layer itself."""
-    emptied: tuple[str, ...] = ()
-    """Paths of modules whose work the mixer does as well: they become identities."""
+    """The path, inside the layer, of the module that the mixer replaces; "" is the layer itself."""
+    to_identity: tuple[str, ...] = ()
+    """The paths of modules that become identities, because the mixer does their work too."""
     causal: bool = False
     attention_dropout: float = 0.0
     dropout: float = 0.0
-    """After the output map."""
+    """Dropout after the output map."""
     config: Any = None
-    """Its `use_cache` decides whether a causal layer is given a cache."""
+    """The config whose `use_cache` decides whether a causal layer gets a cache."""
 
 
 Adapter = Callable[[nn.Module, Sequence[nn.Module]], Host]
-"""From a layer and the modules that contain it, the whole model first. Raises Refusal."""
+"""Describes a layer, given also the modules that contain it, the whole model first. It may raise Refusal."""
 
 
 def linear_tensors(name: str, layer: nn.Module, path: str) -> dict[str, Tensor]:
-    """Weight and bias of the linear map at `path`, under `name`."""
+    """Returns weight and bias of the linear map at `path`, as `name`.weight and `name`.bias."""
     found = getattr(layer, path, None)
-    if type(found) is not nn.Linear:  # a subclass may hold something else (quantised weights, an adapter beside them)
+    if type(found) is not nn.Linear:  # a subclass may hold quantised weights or an adapter
         what = "missing" if found is None else f"a {type(found).__name__}"
-        raise Refusal(f"its map {path} should be a plain linear map, but is {what}")
+        raise Refusal(f"its map {path} should be a plain linear map, but it is {what}")
     tensors = {f"{name}.weight": found.weight.detach()}
     return tensors if found.bias is None else tensors | {f"{name}.bias": found.bias.detach()}
 
 
 def split_fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of one map [q | k | v], named "qkv.weight" and "qkv.bias", as those of three."""
+    """Splits the tensors of one map [q | k | v], named "qkv.weight" and "qkv.bias", into those of three maps."""
     return {
         f"{part}.{name.removeprefix('qkv.')}": rows
         for name, tensor in tensors.items()
@@ -74,30 +74,30 @@ def split_fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def padding_of(mask: Tensor | None, x: Tensor, causal: bool) -> Tensor | None:
-    """Padding (batch, time) bool of x (batch, time, channels), True = ignore, from the mask of a host's attention.
+def mask_to_padding(mask: Tensor | None, x: Tensor, causal: bool) -> Tensor | None:
+    """Returns the padding (batch, time) bool, True = ignore, of x (batch, time, channels) that an attention mask means.
 
-    mask: (batch, keys), nonzero at tokens; or (batch or 1, heads or 1, queries, keys), True or 0.0 where a query may
-    see a key, False or a very negative number where not. Keys end with those of x. A mask that says more than padding,
-    and the order of a causal layer, is refused; compiled code does not look, since that would read values.
+    mask: (batch, keys), nonzero = keep; or (batch or 1, heads or 1, queries, keys), where True or 0.0 lets a query see
+    a key and False or a very negative number hides it. The last keys are those of x. A mask that says more than padding
+    and causal order is refused, except in compiled code, which must not read values.
     """
     if mask is None:
         return None
     if mask.dim() == 4:
         allowed = mask if mask.dtype == torch.bool else mask == 0
-        tokens = allowed[:, 0, -1]  # the last query sees every token
+        tokens = allowed[:, 0, -1]  # the last query sees every token that is not padding
         if tracing.may_read_values(mask):
             _check_mask(mask, allowed, tokens, causal)
     elif mask.dim() == 2:
         tokens = mask != 0
     else:
-        raise ValueError(f"a swapped layer reads masks of 2 or 4 axes, got {tuple(mask.shape)}")
+        raise ValueError(f"a swapped layer needs a mask of 2 or 4 dimensions, got {tuple(mask.shape)}")
     return tokens[:, -x.shape[1] :].logical_not().expand(x.shape[0], -1)
 
 
 def _check_mask(mask: Tensor, allowed: Tensor, tokens: Tensor, causal: bool) -> None:
     if not causal and mask.shape[1] == 1 and mask.stride(2) == 0 and mask.dtype == torch.bool:
-        return  # one row for all queries, by construction
+        return  # the mask is one row that is expanded for all queries
     expected = tokens[:, None, None, :]
     if causal:
         queries, keys = mask.shape[-2:]
@@ -105,8 +105,10 @@ def _check_mask(mask: Tensor, allowed: Tensor, tokens: Tensor, causal: bool) -> 
         expected = expected & ones.tril(keys - queries)
     if not torch.equal(allowed, expected.expand_as(allowed)):
         order = " and the causal order" if causal else ""
-        raise ValueError(f"a swapped layer can follow masks of padding{order} only; this one says more. Undo the swap")
-    if mask.dtype != torch.bool and not (allowed | (mask <= NEVER_SEEN)).all():
         raise ValueError(
-            "a swapped layer cannot add biases to its logits; the mask holds other numbers than 0 and -inf"
+            f"a swapped layer can follow only masks of padding{order}, but this mask says more. Undo the swap"
+        )
+    if mask.dtype != torch.bool and not (allowed | (mask <= MASKED_LOGIT)).all():
+        raise ValueError(
+            "a swapped layer cannot add biases to its logits, but the mask has other numbers than 0 and -inf"
         )

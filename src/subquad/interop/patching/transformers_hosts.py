@@ -1,6 +1,6 @@
-"""Attention layers of Hugging Face transformers: BERT, RoBERTa, ViT, DeiT and GPT-2.
+"""The attention layers of Hugging Face transformers: BERT, RoBERTa, ViT, DeiT and GPT-2.
 
-They are told apart by their class and known by their attributes, so that transformers need not be imported here.
+They are recognised by the names of their classes, and read through their attributes, so transformers is not imported.
 """
 
 from collections.abc import Sequence
@@ -15,38 +15,36 @@ from subquad.interop.patching.host import (
     Refusal,
     SwappedAttention,
     linear_tensors,
-    padding_of,
+    mask_to_padding,
     split_fused,
 )
 from subquad.mixers import Mixer
 
 
 class TransformersAttention(SwappedAttention):
-    """Called as transformers calls its attention; there are no attention weights to give back."""
+    """A mixer with the interface of transformers' attention. It returns no attention weights."""
 
     def __init__(self, mixer: Mixer, layer: int | None = None) -> None:
-        """layer: the number under which caches know it."""
+        """layer: the number of the layer in a cache."""
         super().__init__(mixer)
         self.layer = layer
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **_: Any
     ) -> tuple[Tensor, None]:
-        padding = padding_of(attention_mask, hidden_states, self.mixer.config.causal)
+        padding = mask_to_padding(attention_mask, hidden_states, self.mixer.config.causal)
         if past_key_values is None:
             return self.mixer(hidden_states, padding=padding).y, None
-        return self._read_on(hidden_states, padding, past_key_values), None
+        return self._continue(hidden_states, padding, past_key_values), None
 
-    def _read_on(self, x: Tensor, padding: Tensor | None, cache: Any) -> Tensor:
-        """Goes on after what the cache holds. While training nothing is kept: streams have no gradient to the past."""
-        from subquad.interop.patching.cache import layer_of
+    def _continue(self, x: Tensor, padding: Tensor | None, cache: Any) -> Tensor:
+        """Continues after the tokens in the cache. In training no state is kept, because it would have no gradient."""
+        from subquad.interop.patching.cache import state_layer
 
         assert self.layer is not None
-        kept = layer_of(cache, self.layer)
+        kept = state_layer(cache, self.layer)
         if kept.seen and (self.training or kept.state is None):
-            raise ValueError(
-                "a swapped layer keeps no cache while training: call model.eval(), or give use_cache=False"
-            )
+            raise ValueError("a swapped layer keeps no cache in training: call model.eval(), or give use_cache=False")
         if self.training:
             mixed = self.mixer(x, padding=padding)
         else:
@@ -57,7 +55,7 @@ class TransformersAttention(SwappedAttention):
 
 
 def bert(layer: Any, _: Sequence[nn.Module]) -> Host:
-    """BertAttention: `self` holds q, k and v, `output` the output map, dropout, residual sum and norm."""
+    """Describes BertAttention: `self` has q, k and v; `output` has the output map, dropout, residual sum and norm."""
     inner = layer.self
     tensors = linear_tensors("q", inner, "query") | linear_tensors("k", inner, "key")
     tensors |= linear_tensors("v", inner, "value") | linear_tensors("out", layer.output, "dense")
@@ -70,7 +68,7 @@ def bert(layer: Any, _: Sequence[nn.Module]) -> Host:
         tensors=tensors,
         wrap=partial(TransformersAttention, layer=inner.layer_idx),
         attention="self",
-        emptied=("output.dense",),
+        to_identity=("output.dense",),
         causal=bool(inner.is_causal),
         attention_dropout=inner.dropout.p,
         config=inner.config,
@@ -78,7 +76,7 @@ def bert(layer: Any, _: Sequence[nn.Module]) -> Host:
 
 
 def vit(layer: Any, _: Sequence[nn.Module]) -> Host:
-    """ViTAttention: everything in one module; the class token makes its tokens a sequence."""
+    """Describes ViTAttention, which is one module. Its tokens are no grid, because of the class token."""
     maps = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "o_proj"}
     tensors = {key: value for name, path in maps.items() for key, value in linear_tensors(name, layer, path).items()}
     return Host(
@@ -92,9 +90,9 @@ def vit(layer: Any, _: Sequence[nn.Module]) -> Host:
 
 
 def gpt2(layer: Any, _: Sequence[nn.Module]) -> Host:
-    """GPT2Attention: causal, one map for q, k and v; weights are stored as (columns, rows)."""
+    """Describes GPT2Attention, which is causal, with one map for q, k and v. Weights are stored as (columns, rows)."""
     tensors = split_fused(_conv1d_tensors("qkv", layer.c_attn)) | _conv1d_tensors("out", layer.c_proj)
-    scale = layer.scaling * layer.head_dim**0.5  # other than 1 where the config scales logits by the layer's number
+    scale = layer.scaling * layer.head_dim**0.5  # not 1 if the config scales logits by the number of the layer
     for name in ("q.weight", "q.bias"):
         tensors[name] = tensors[name] * scale
     return Host(
@@ -112,7 +110,7 @@ def gpt2(layer: Any, _: Sequence[nn.Module]) -> Host:
 
 def _conv1d_tensors(name: str, found: Any) -> dict[str, Tensor]:
     if type(found).__name__ != "Conv1D":
-        raise Refusal(f"its map {name} should be a Conv1D, but is a {type(found).__name__}")
+        raise Refusal(f"its map {name} should be a Conv1D, but it is a {type(found).__name__}")
     return {f"{name}.weight": found.weight.detach().t(), f"{name}.bias": found.bias.detach()}
 
 

@@ -1,6 +1,6 @@
-"""The efficient-attention library's interface, over our mixers: for code that was written against the library.
+"""The interface of the efficient-attention library over our mixers, for code that was written for the library.
 
-    from subquad.interop.checkpoints.efficient_attention.api import AttentionFactory, NestedNamespace
+    from subquad.interop.checkpoints.efficient_attention import AttentionFactory, NestedNamespace
 
     AttentionFactory.add_attn_specific_args(parser, "eva", struct_name="attn_args", prefix="")
     args = parser.parse_args(namespace=NestedNamespace())
@@ -9,8 +9,8 @@
     )
     y = attn(x, key_padding_mask=mask)
 
-Modules have the library's names and shapes in their state dicts, both ways. They compute what the library's compute,
-but for padding, which counts for nothing here and leaves zeros in the output.
+State dicts have the names and shapes of the library, for loading and for saving. The modules compute what the library's
+modules compute, except for padding: here padded positions contribute nothing and their outputs are zero.
 """
 
 import argparse
@@ -23,18 +23,18 @@ import torch
 from torch import Tensor, nn
 
 from subquad.config import nearest
-from subquad.interop.checkpoints.efficient_attention.mixers import mixer_for
+from subquad.interop.checkpoints.efficient_attention.mixers import build_mixer
 from subquad.mixers import Mixer
 from subquad.mixers.windows import OffsetTable
 
 INDEX = "relative_position_index"
-"""A table of the library's state dicts that follows from the window."""
+"""A table in the library's state dicts that follows from the window, so it is not loaded."""
 
 # ---------------------------------------------------------------------- arguments
 
 
 class Argument(NamedTuple):
-    """An option of a mechanism: a keyword, and with dashes a flag. `bool` makes a flag without a value."""
+    """An option of a mechanism, which is a keyword and a flag with dashes. A `bool` is a flag without a value."""
 
     name: str
     type: Callable[[str], Any]
@@ -42,21 +42,21 @@ class Argument(NamedTuple):
     help: str
 
 
-_PRECISION = (Argument("fp32", bool, False, "accepted and not used, as in the library"),)
+_PRECISION = (Argument("fp32", bool, False, "It is accepted and not used, as in the library."),)
 _WINDOW = (
-    Argument("use_rpe", bool, False, "learned relative biases in a window"),
-    Argument("window_size", int, 4, "tokens of a window, or cells of its side"),
-    Argument("attn_2d", bool, False, "windows on the grid of an image"),
-    Argument("overlap_window", bool, False, "windows reach over their neighbours"),
+    Argument("use_rpe", bool, False, "Use learned relative biases in a window."),
+    Argument("window_size", int, 4, "The tokens of a window, or the cells of its side."),
+    Argument("attn_2d", bool, False, "Use windows on the grid of an image."),
+    Argument("overlap_window", bool, False, "Let windows overlap with their neighbours."),
 )
 _FEATURES = (
-    Argument("approx_attn_dim", int, 64, "number of random features"),
-    Argument("proj_method", str, "favorp", "feature map"),
-    Argument("cos_weighting", bool, False, "weight features by the cosine of positions"),
-    Argument("sample_scheme", str, "default", "projection: default (drawn anew), fixed or learnable"),
+    Argument("approx_attn_dim", int, 64, "The number of random features."),
+    Argument("proj_method", str, "favorp", "The feature map."),
+    Argument("cos_weighting", bool, False, "Weight features by the cosine of positions."),
+    Argument("sample_scheme", str, "default", "The projection: default (drawn anew), fixed or learnable."),
 )
-_ADAPTIVE = Argument("adaptive_proj", str, "default", "maps of the means of chunks")
-_T5 = Argument("use_t5_rpe", bool, False, "relative biases by distance, as in T5")
+_ADAPTIVE = Argument("adaptive_proj", str, "default", "The linear maps of the means of chunks.")
+_T5 = Argument("use_t5_rpe", bool, False, "Use relative biases by distance, as in T5.")
 
 ARGUMENTS: Mapping[str, tuple[Argument, ...]] = {
     "performer": _PRECISION + _FEATURES,
@@ -64,29 +64,38 @@ ARGUMENTS: Mapping[str, tuple[Argument, ...]] = {
     "local": _PRECISION + _WINDOW,
     "lara": (
         *_PRECISION,
-        Argument("num_landmarks", int, 49, "number of landmarks"),
-        Argument("kernel_size", int, None, "accepted and not used, as in the library"),
-        Argument("pool_module_type", str, "light", "maps of landmarks: light (one for all heads) or dense"),
-        Argument("mis_type", str, "mis-opt", "weights of the proposals: mis-opt, mis-bh or mis-biased"),
-        Argument("proposal_gen", str, "pool", "where landmarks come from: pool, no-param-pool, adaptive-1d, ..-mixed"),
-        Argument("use_antithetics", bool, False, "draw in pairs of opposite signs"),
-        Argument("use_multisample", bool, False, "draw twice for each landmark"),
-        Argument("alpha_coeff", float, 1.0, "strength of the correction of mis-opt"),
+        Argument("num_landmarks", int, 49, "The number of landmarks."),
+        Argument("kernel_size", int, None, "It is accepted and not used, as in the library."),
+        Argument("pool_module_type", str, "light", "The linear maps of landmarks: light (one for all heads) or dense."),
+        Argument("mis_type", str, "mis-opt", "The weights of the proposals: mis-opt, mis-bh or mis-biased."),
+        Argument("proposal_gen", str, "pool", "How landmarks are made: pool, no-param-pool, adaptive-1d or ..-mixed."),
+        Argument("use_antithetics", bool, False, "Draw pairs of opposite signs."),
+        Argument("use_multisample", bool, False, "Draw twice for each landmark."),
+        Argument("alpha_coeff", float, 1.0, "The strength of the correction of mis-opt."),
     ),
-    "ra": (*_PRECISION, Argument("num_samples", int, 1, "1: one key is drawn; 0: mean of keys; -1: softmax of keys")),
+    "ra": (
+        *_PRECISION,
+        Argument("num_samples", int, 1, "1 draws one key, 0 uses the mean of keys, and -1 the softmax of keys."),
+    ),
     "scatterbrain": _PRECISION + _WINDOW + _FEATURES,
-    "eva": (*_PRECISION, *_WINDOW, _ADAPTIVE, Argument("num_landmarks", int, 49, "about how many chunks"), _T5),
+    "eva": (
+        *_PRECISION,
+        *_WINDOW,
+        _ADAPTIVE,
+        Argument("num_landmarks", int, 49, "The approximate number of chunks."),
+        _T5,
+    ),
     "causal_eva": (
         _ADAPTIVE,
-        Argument("num_chunks", int, None, "number of chunks; chunk_size wins"),
-        Argument("chunk_size", int, None, "tokens of a chunk"),
-        Argument("causal", bool, False, "a token sees only itself and what is before it"),
+        Argument("num_chunks", int, None, "The number of chunks, unless chunk_size is given."),
+        Argument("chunk_size", int, None, "The tokens of a chunk."),
+        Argument("causal", bool, False, "Let a token see only itself and the tokens before it."),
         _T5,
-        Argument("window_size", int, 4, "tokens of a window"),
-        Argument("overlap_window", bool, False, "windows reach one window back"),
+        Argument("window_size", int, 4, "The tokens of a window."),
+        Argument("overlap_window", bool, False, "Let a window see the window before it."),
     ),
 }
-"""Options of each mechanism, in the library's order, with the defaults of its command line."""
+"""The options of each mechanism, in the order of the library, with the defaults of its command line."""
 
 _SHARED = ("dim", "num_heads", "qkv_bias", "attn_drop", "proj_drop")
 
@@ -104,7 +113,7 @@ def _refuse_unknown(attn_name: str, given: Mapping[str, Any], known: tuple[str, 
 
 
 class NestedNamespace(argparse.Namespace):
-    """A namespace in which "a.b" is attribute b of the namespace a, made when it is first needed."""
+    """A namespace in which "a.b" is attribute b of the namespace a, which is created when it is first needed."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         group, dot, rest = name.partition(".")
@@ -123,13 +132,13 @@ class NestedNamespace(argparse.Namespace):
 def add_nested_argument(
     parser: argparse._ActionsContainer, flag: str, struct_name: str = "attn_args", prefix: str = "", **options: Any
 ) -> argparse.Action:
-    """Adds --PREFIX-NAME, whose value goes to attribute NAME (with underscores) of the namespace `struct_name`."""
+    """Adds --PREFIX-NAME. Its value goes to attribute NAME (with underscores) of the namespace `struct_name`."""
     name = flag.removeprefix("--").removeprefix(f"{prefix}-").replace("-", "_")
     return parser.add_argument(flag, dest=f"{struct_name}.{name}", **options)
 
 
 def remove_argument(parser: argparse.ArgumentParser, name: str) -> None:
-    """Takes an argument, named by a flag or by its destination, out of the parser's list."""
+    """Removes an argument from the parser. name: a flag of the argument, or its destination."""
     found = [action for action in parser._actions if name in (action.dest, *action.option_strings)]
     if not found:
         raise ValueError(f"the parser has no argument {name!r}")
@@ -144,10 +153,10 @@ def remove_argument(parser: argparse.ArgumentParser, name: str) -> None:
 def add_attn_specific_args(
     parser: argparse.ArgumentParser, attn_name: str, struct_name: str = "attn_args", prefix: str = ""
 ) -> argparse.ArgumentParser:
-    """Adds the options of a mechanism to the parser, and gives the parser back.
+    """Adds the options of a mechanism to the parser, and returns the parser.
 
-    With prefix "encoder-attn" the flag of window_size is --encoder-attn-window-size; its value goes to attribute
-    window_size of the namespace `struct_name`, where the parser fills a `NestedNamespace`.
+    With prefix "encoder-attn" the flag of window_size is --encoder-attn-window-size. Its value goes to attribute
+    window_size of the namespace `struct_name`, if the parser fills a `NestedNamespace`.
     """
     group = parser.add_argument_group(f"attention: {attn_name}")
     start = f"--{prefix}-" if prefix else "--"
@@ -162,44 +171,44 @@ def add_attn_specific_args(
 
 
 class LibraryModule(nn.Module):
-    """A mixer behind the library's names: its state dict is read and written as the library's module has it."""
+    """A mixer whose state dict is read and written with the names of the library's module."""
 
     mixer: Mixer
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        planned = mixer_for(config)
-        self.mixer, self.slots = planned.module, dict(planned.slots)
+        fresh = build_mixer(config)
+        self.mixer, self.weight_map = fresh.module, dict(fresh.weight_map)
         self.register_load_state_dict_pre_hook(_from_library)
         self.register_state_dict_post_hook(_to_library)
 
 
 def _from_library(module: LibraryModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before loading: the library's tensors under our names. Parts of one tensor of ours are stored in its order."""
+    """Renames the library's tensors before loading. Those that are rows of one tensor of ours come in its order."""
     state.pop(f"{prefix}{INDEX}", None)
     parts: dict[str, list[Tensor]] = {}
-    for original, slot in module.slots.items():
+    for original, ref in module.weight_map.items():
         if f"{prefix}{original}" in state:
-            parts.setdefault(slot.name, []).append(state.pop(f"{prefix}{original}"))
+            parts.setdefault(ref.name, []).append(state.pop(f"{prefix}{original}"))
     for ours, tensors in parts.items():
         state[f"{prefix}mixer.{ours}"] = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _to_library(module: LibraryModule, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """After collecting: our tensors under the library's names."""
+    """Renames our tensors after they were collected."""
     start = f"{prefix}mixer."
     ours = {name.removeprefix(start): state.pop(name) for name in list(state) if name.startswith(start)}
-    for original, slot in module.slots.items():
-        state[f"{prefix}{original}"] = slot.of(ours[slot.name])
+    for original, ref in module.weight_map.items():
+        state[f"{prefix}{original}"] = ref.of(ours[ref.name])
     table = getattr(module.mixer, "bias", None)
     if isinstance(table, OffsetTable):
         state[f"{prefix}{INDEX}"] = table.rows
 
 
 class Attention(LibraryModule):
-    """Self-attention of x (batch, time, C) or of an image (batch, H, W, C); the output has the shape of x.
+    """Self-attention of x (batch, time, C) or of an image (batch, H, W, C). The output has the shape of x.
 
-    attn_args: dim and num_heads; qkv_bias (True), attn_drop (0), proj_drop (0); the mechanism's own.
+    attn_args: dim, num_heads, qkv_bias (True), attn_drop (0), proj_drop (0), and the options of the mechanism.
     """
 
     def __init__(self, attn_name: str, **attn_args: Any) -> None:
@@ -211,7 +220,7 @@ class Attention(LibraryModule):
         self.needs_grid = bool(attn_args.get("attn_2d"))
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """key_padding_mask: (batch, time) or (batch, H, W), not 0 where a position is to be ignored."""
+        """key_padding_mask: (batch, time) or (batch, H, W), not 0 at positions to ignore."""
         padding = None if key_padding_mask is None else key_padding_mask.flatten(1) != 0
         return self.mixer(x.flatten(1, -2), padding=padding, grid=self._grid(x)).y.view_as(x)
 
@@ -227,9 +236,9 @@ class Attention(LibraryModule):
 
 
 class TimeFirstAttention(LibraryModule):
-    """Causal EVA in the form of fairseq's attention: query (time, batch, C) -> the same shape, and None.
+    """Causal EVA with the interface of fairseq's attention: query (time, batch, C) -> the same shape, and None.
 
-    attn_args: the mechanism's own options, a namespace or a mapping.
+    attn_args: the mechanism's own options, as a namespace or a mapping.
     """
 
     def __init__(
@@ -251,9 +260,7 @@ class TimeFirstAttention(LibraryModule):
         own = ARGUMENTS["causal_eva"]
         _refuse_unknown("causal_eva", given, tuple(argument.name for argument in own))
         if {kdim or embed_dim, vdim or embed_dim} != {embed_dim} or q_noise or not bias:
-            raise ValueError(
-                "causal_eva is here with biases, without q_noise, and with kdim and vdim as embed_dim only"
-            )
+            raise ValueError("causal_eva needs biases, no q_noise, and kdim and vdim equal to embed_dim")
         given = {argument.name: argument.default for argument in own} | given
         size = {"embed_dim": embed_dim, "num_heads": num_heads, "dropout": dropout}
         super().__init__({"attn_name": "causal_eva", **size, "attn_args": given})
@@ -272,7 +279,7 @@ class TimeFirstAttention(LibraryModule):
         before_softmax: bool = False,  # noqa: ARG002
         need_head_weights: bool = False,  # noqa: ARG002
     ) -> tuple[Tensor, None]:
-        """key_padding_mask: (batch, time), not 0 where a position is to be ignored."""
+        """key_padding_mask: (batch, time), not 0 at positions to ignore."""
         if not self.self_attention and any(other is not None and other is not query for other in (key, value)):
             raise ValueError("causal_eva mixes one sequence: give the same tensor as query, key and value")
         if incremental_state is not None:
@@ -290,7 +297,7 @@ class AttentionFactory:
 
     @classmethod
     def build_attention(cls, attn_name: str, attn_args: Mapping[str, Any]) -> LibraryModule:
-        """The module of a mechanism. KeyError: no such mechanism; TypeError: no such argument."""
+        """Returns the module of a mechanism. Unknown mechanisms raise a KeyError, and unknown arguments a TypeError."""
         _arguments_of(attn_name)
         return cls.attn_dict[attn_name](**attn_args)
 

@@ -1,11 +1,18 @@
-"""Mixers from modules of the efficient-attention library (LARA, EVA, causal EVA and their peers)."""
+"""Converts attention modules of the efficient-attention library (LARA, EVA, causal EVA and others) to mixers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from subquad.interop.checkpoints.weight_map import Imported, Slot, fill, linear_slots, stacked_slots
+from subquad.interop.checkpoints.weight_map import (
+    ConvertedModule,
+    ParamRef,
+    WeightMap,
+    load_weights,
+    map_linear,
+    map_stacked,
+)
 from subquad.mixers import Mixer, build
 
 _ADAPTIVE = {"default": "norm", "qk": "norm", "no-ln": "linear", "none": "none"}
@@ -14,24 +21,24 @@ _RA_PROPOSAL = {0: "mean", -1: "softmax"}
 _MATRIX_FREE = ("dpfp", "mlp-fourier", "relu-only", "sigmoid-only")
 
 
-def mixer_from(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> Imported[Mixer]:
-    """Builds the mixer that computes what the library's module `config["attn_name"]` computes.
+def convert_mixer(config: Mapping[str, Any], state: Mapping[str, Tensor]) -> ConvertedModule[Mixer]:
+    """Returns the mixer that computes what the library's module `config["attn_name"]` computes.
 
     config: the module's constructor arguments under their own names. state: its state dict.
     """
-    planned = mixer_for(config)
-    return fill(planned.module, state, planned.slots, unused=("relative_position_index",))
+    fresh = build_mixer(config)
+    return load_weights(fresh.module, state, fresh.weight_map, unused=("relative_position_index",))
 
 
-def mixer_for(config: Mapping[str, Any]) -> Imported[Mixer]:
-    """The same mixer with fresh weights, and where those of the library's module would go."""
+def build_mixer(config: Mapping[str, Any]) -> ConvertedModule[Mixer]:
+    """Returns the same mixer with fresh weights, and the map that says where the library's weights would go."""
     name = config["attn_name"]
     if name == "causal_eva":
-        return _decoder_eva(config)
-    if name not in _OPTIONS:
-        known = ", ".join([*_OPTIONS, "causal_eva"])
+        return _build_causal_eva(config)
+    if name not in _MECHANISMS:
+        known = ", ".join([*_MECHANISMS, "causal_eva"])
         raise ValueError(f"the efficient-attention library has no mechanism {name!r}; it has {known}")
-    options, slots = _OPTIONS[name](config)
+    options, refs = _MECHANISMS[name](config)
     mixer = build(
         name,
         dim=config["dim"],
@@ -40,71 +47,75 @@ def mixer_for(config: Mapping[str, Any]) -> Imported[Mixer]:
         dropout=config.get("proj_drop", 0.0),
         **options,
     )
-    slots |= linear_slots("qkv", "qkv", config.get("qkv_bias", True)) | linear_slots("proj", "out")
-    return Imported(mixer, slots)
+    refs |= map_linear("qkv", "qkv", config.get("qkv_bias", True)) | map_linear("proj", "out")
+    return ConvertedModule(mixer, refs)
 
 
-def _choice(option: str, given: Any, choices: Mapping[str, str]) -> str:
-    """Our word for one of the library's."""
+def _translate(option: str, given: Any, choices: Mapping[str, str]) -> str:
+    """Returns our word for one of the library's."""
     if given not in choices:
         raise ValueError(f"{option} must be one of {', '.join(choices)}, got {given!r}")
     return choices[given]
 
 
-Translation = tuple[dict[str, Any], dict[str, Slot]]
+OptionsAndMap = tuple[dict[str, Any], WeightMap]
+"""The options of a mixer, and the map of the weights that only this mechanism has."""
 
 
-def _softmax(config: Mapping[str, Any]) -> Translation:
+def _softmax(config: Mapping[str, Any]) -> OptionsAndMap:
     return {"attention_dropout": config.get("attn_drop", 0.0)}, {}
 
 
-def _window(config: Mapping[str, Any]) -> Translation:
+def _window(config: Mapping[str, Any]) -> OptionsAndMap:
     options: dict[str, Any] = {
         "window": config.get("window_size", 2),
         "overlap": config.get("overlap_window", False),
         "dims": 2 if config.get("attn_2d") else 1,
     }
-    slots = {}
+    refs = {}
     if config.get("use_rpe"):
         options["relative"] = "table"
-        slots["local_relative_position_bias_table"] = Slot("bias.table")
+        refs["local_relative_position_bias_table"] = ParamRef("bias.table")
     if config.get("use_t5_rpe"):
         options["relative"] = "t5"
-        slots["rel_pos_bias.relative_attention_bias.weight"] = Slot("bias.weight")
-    return options, slots
+        refs["rel_pos_bias.relative_attention_bias.weight"] = ParamRef("bias.weight")
+    return options, refs
 
 
-def _features(config: Mapping[str, Any]) -> Translation:
+def _features(config: Mapping[str, Any]) -> OptionsAndMap:
     scheme = config.get("sample_scheme", "default")
-    options = {"features": config.get("approx_attn_dim", 64), "projection": _choice("sample_scheme", scheme, _SCHEME)}
-    return options, {"eval_proj" if scheme == "default" else "random_proj": Slot("projection.matrix")}
+    options = {
+        "features": config.get("approx_attn_dim", 64),
+        "projection": _translate("sample_scheme", scheme, _SCHEME),
+    }
+    return options, {"eval_proj" if scheme == "default" else "random_proj": ParamRef("projection.matrix")}
 
 
-def _performer(config: Mapping[str, Any]) -> Translation:
-    options, slots = _features(config)
+def _performer(config: Mapping[str, Any]) -> OptionsAndMap:
+    options, refs = _features(config)
     method = config.get("proj_method", "favorp")
     options |= {"feature_map": method, "cosine": config.get("cos_weighting", False)}
     if method in _MATRIX_FREE:
-        slots = {}
+        refs = {}
     if method == "mlp-fourier":
-        slots["feature_proj.random_proj"] = Slot("feature_map.frequencies")
-        slots |= linear_slots("feature_proj.phi.0", "feature_map.linear")
-    return options, slots
+        refs["feature_proj.random_proj"] = ParamRef("feature_map.frequencies")
+        refs |= map_linear("feature_proj.phi.0", "feature_map.linear")
+    return options, refs
 
 
-def _scatterbrain(config: Mapping[str, Any]) -> Translation:
+def _scatterbrain(config: Mapping[str, Any]) -> OptionsAndMap:
     if config.get("proj_method", "favorp") != "favorp":
         raise ValueError(f"scatterbrain works with favorp features only, not {config['proj_method']!r}")
-    options, slots = _window(config)
-    more_options, more_slots = _features(config)
-    return options | more_options, slots | more_slots
+    options, refs = _window(config)
+    more_options, more_refs = _features(config)
+    return options | more_options, refs | more_refs
 
 
-def _ra(config: Mapping[str, Any]) -> Translation:
+def _ra(config: Mapping[str, Any]) -> OptionsAndMap:
     return {"proposal": _RA_PROPOSAL.get(config.get("num_samples", 1), "sampled")}, {}
 
 
-def _lara(config: Mapping[str, Any]) -> Translation:
+def _lara(config: Mapping[str, Any]) -> OptionsAndMap:
     proposal = config.get("proposal_gen", "pool")
     draws = "antithetic" if config.get("use_antithetics") else "single"
     options = {
@@ -115,42 +126,42 @@ def _lara(config: Mapping[str, Any]) -> Translation:
         "pool_map": config.get("pool_module_type", "light"),
         "mixing": "values" if proposal.endswith("-vmixed") else "keys" if proposal.endswith("mixed") else "none",
     }
-    slots: dict[str, Slot] = {}
+    refs: WeightMap = {}
     if proposal.startswith("adaptive-1d"):
         options["proposal"], linear, norm = "adaptive", 0, 1
     elif proposal.startswith("pool"):
         options["proposal"], linear, norm = "pool", 2, 3
     elif proposal.startswith("no-param-pool"):
         options["proposal"] = "plain-pool"
-        return options, slots
+        return options, refs
     else:
         raise ValueError(f"lara: unknown proposal_gen {proposal!r}")
     for side in ("q", "k"):
-        slots |= linear_slots(f"{side}_bar_gen.{linear}", f"{side}_map.linear")
-        slots |= linear_slots(f"{side}_bar_gen.{norm}", f"{side}_map.norm")
-    return options, slots
+        refs |= map_linear(f"{side}_bar_gen.{linear}", f"{side}_map.linear")
+        refs |= map_linear(f"{side}_bar_gen.{norm}", f"{side}_map.norm")
+    return options, refs
 
 
-def _eva(config: Mapping[str, Any]) -> Translation:
-    options, slots = _window(config)
-    adaptive = _choice("adaptive_proj", config.get("adaptive_proj", "default"), _ADAPTIVE)
+def _eva(config: Mapping[str, Any]) -> OptionsAndMap:
+    options, refs = _window(config)
+    adaptive = _translate("adaptive_proj", config.get("adaptive_proj", "default"), _ADAPTIVE)
     options |= {"landmarks": config.get("num_landmarks", 49), "adaptive": adaptive}
-    return options, slots | _adaptive_slots(adaptive)
+    return options, refs | _adaptive_refs(adaptive)
 
 
-def _adaptive_slots(adaptive: str) -> dict[str, Slot]:
-    slots: dict[str, Slot] = {}
+def _adaptive_refs(adaptive: str) -> WeightMap:
+    refs: WeightMap = {}
     for side in ("k",) if adaptive == "none" else ("q", "k"):
-        slots |= linear_slots(f"adaptive_mu_{side}.0", f"{side}_map.linear")
+        refs |= map_linear(f"adaptive_mu_{side}.0", f"{side}_map.linear")
         if adaptive != "linear":
-            slots |= linear_slots(f"adaptive_mu_{side}.1", f"{side}_map.norm")
-    return slots
+            refs |= map_linear(f"adaptive_mu_{side}.1", f"{side}_map.norm")
+    return refs
 
 
-def _decoder_eva(config: Mapping[str, Any]) -> Imported[Mixer]:
+def _build_causal_eva(config: Mapping[str, Any]) -> ConvertedModule[Mixer]:
     arguments, width, bias = config["attn_args"], config["embed_dim"], config.get("bias", True)
-    options, slots = _window({"window_size": 4} | dict(arguments))
-    adaptive = _choice("adaptive_proj", arguments["adaptive_proj"], _ADAPTIVE)
+    options, refs = _window({"window_size": 4} | dict(arguments))
+    adaptive = _translate("adaptive_proj", arguments["adaptive_proj"], _ADAPTIVE)
     chunk = arguments.get("chunk_size")
     mixer = build(
         "eva",
@@ -165,12 +176,12 @@ def _decoder_eva(config: Mapping[str, Any]) -> Imported[Mixer]:
         attention_dropout=config.get("dropout", 0.0),
         **options,
     )
-    slots |= stacked_slots(("q_proj", "k_proj", "v_proj"), "qkv", width, bias)
-    slots |= linear_slots("out_proj", "out") | _adaptive_slots(adaptive)
-    return Imported(mixer, slots)
+    refs |= map_stacked(("q_proj", "k_proj", "v_proj"), "qkv", width, bias)
+    refs |= map_linear("out_proj", "out") | _adaptive_refs(adaptive)
+    return ConvertedModule(mixer, refs)
 
 
-_OPTIONS: dict[str, Callable[[Mapping[str, Any]], Translation]] = {
+_MECHANISMS: dict[str, Callable[[Mapping[str, Any]], OptionsAndMap]] = {
     "softmax": _softmax,
     "performer": _performer,
     "local": _window,

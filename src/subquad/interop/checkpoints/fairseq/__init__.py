@@ -1,1 +1,5 @@
-"""fairseq's checkpoints: convolutions and transformers that translate or model language."""
+"""fairseq: convolutions and transformers that translate or model language, and its example of the Linformer."""
+
+from subquad.interop.checkpoints.fairseq.convert import SUPPORTED, convert, recognises
+
+__all__ = ["SUPPORTED", "convert", "recognises"]

@@ -1,9 +1,13 @@
-"""Checkpoints of fairseq, in the layout of 2019 and today's: convolutions and transformers, to translate or to model
-language, and the Linformer of its examples, to find hidden words.
+"""Converts checkpoints of fairseq, in the layout of 2019 and in today's.
 
-    checkpoint.pt                      args or cfg, model, and of training: optimizer_history, extra_state, ...
-    dict.de.txt, dict.en.txt           beside it, where the checkpoint says its data is, or named; dict.txt of an LM
-    bpecodes or code                   subword-nmt's, beside it or named: with them text goes in and out as words
+    checkpoint.pt                 args or cfg, model, and the state of training: optimizer_history, extra_state, ...
+    dict.de.txt, dict.en.txt      the dictionaries, beside the checkpoint, in its data folder, or named by the user;
+                                  a language model has one dict.txt
+    bpecodes or code              codes of subword-nmt, beside the checkpoint or named; with them text goes in and
+                                  comes out as words
+
+Convolutions and transformers that translate or model language are supported, and the Linformer of fairseq's examples,
+which is a masked language model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,28 +20,27 @@ from subquad.data.tokenizers import Tokenizer
 from subquad.data.tokenizers.base import NUM_SPECIAL
 from subquad.data.tokenizers.fairseq import FairseqDictionary, MosesTokenizer, SubwordCodes, WordTokenizer
 from subquad.files import decode_utf8, read_bytes
-from subquad.interop.checkpoints.fairseq import models as fairseq_models
-from subquad.interop.checkpoints.fairseq.optimizer import moments_of
-from subquad.interop.checkpoints.fairseq.settings import Sections, Settings, sections_of, settings_of
-from subquad.interop.checkpoints.linformer import roberta as linformer_roberta
-from subquad.interop.checkpoints.run import ImportedRun, TextFiles
+from subquad.interop.checkpoints.fairseq import models, roberta
+from subquad.interop.checkpoints.fairseq.optimizer import convert_optimizer_state
+from subquad.interop.checkpoints.fairseq.settings import Sections, Settings, read_settings, recipe_sections
+from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
 from subquad.models import MaskedLanguageModel, Model, Seq2Seq
 
 FAMILIES = ("lightconv_lm", "lightconv", "transformer_lm", "transformer", "linformer_roberta")
-"""What the names of supported architectures are or begin with."""
+"""The names of supported architectures, or how they begin."""
 TASKS = {
     "translation": "translation",
     "language_modeling": "language-model",
     "masked_lm": "masked-language-model",
 }
-"""fairseq's names and ours."""
+"""From fairseq's names of tasks to ours."""
 CODES = ("bpecodes", "code")
-"""What the published models call their file of codes."""
+"""The names that published models give to their file of codes."""
 SUPPORTED = f"fairseq ({', '.join(FAMILIES)}; tasks {', '.join(TASKS)})"
 
 
 def recognises(contents: Any) -> bool:
-    """Whether a file is a checkpoint of fairseq, of any architecture."""
+    """Whether this is a checkpoint of fairseq, of any architecture."""
     if not isinstance(contents, Mapping) or not isinstance(contents.get("model"), Mapping):
         return False
     if isinstance(contents.get("cfg"), Mapping):
@@ -45,25 +48,25 @@ def recognises(contents: Any) -> bool:
     return all(hasattr(contents.get("args"), name) for name in ("arch", "task"))
 
 
-def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ImportedRun:
-    """The checkpoint as a run of ours; what is not supported is refused by name."""
-    settings = settings_of(contents)
+def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ConvertedRun:
+    """Converts a checkpoint to a run of ours. What is not supported is refused by name."""
+    settings = read_settings(contents)
     _check(settings)
     state: Mapping[str, Tensor] = contents["model"]
     masked = TASKS[settings.all["task"]] == "masked-language-model"
     try:
-        found = (linformer_roberta if masked else fairseq_models).model_from(settings.model, state)
+        found = (roberta if masked else models).convert_model(settings.model, state)
     except KeyError as error:
         raise ValueError(f"{settings.architecture} is incomplete: it has no option or weight {error}") from error
     history = contents.get("optimizer_history") or [{}]
     update = int(history[-1].get("num_updates", 0))
-    sections = sections_of(settings.all, update)
-    # fairseq numbers moments without frozen weights, and counts shared ones once: not followed for the Linformer
-    moments = None if masked else moments_of(contents.get("last_optimizer_state"), state, found)
+    sections = recipe_sections(settings.all, update)
+    # The Linformer has frozen and shared weights, which fairseq numbers in ways that are not followed here.
+    moments = None if masked else convert_optimizer_state(contents.get("last_optimizer_state"), state, found)
     if moments is None or sections.recipe["optim"]["name"] != "adam":
-        sections.notes.append("no state of the optimiser is taken: training goes on with a fresh one")
+        sections.notes.append("the state of the optimiser is not converted: training continues with a fresh one")
         moments = {}
-    return ImportedRun(
+    return ConvertedRun(
         origin=f"fairseq, {settings.architecture}",
         task=TASKS[settings.all["task"]],
         model=found.module,
@@ -89,7 +92,7 @@ def _check(settings: Settings) -> None:
 
 
 def _epochs(extra: Mapping[str, Any]) -> int:
-    """Epochs that are done; the iterator counts from 1, and one that stands within an epoch begins it anew."""
+    """Returns how many epochs are done. fairseq counts from 1; an epoch that was interrupted begins again."""
     iterator = extra.get("train_iterator") or {}
     return max(0, int(iterator.get("epoch", extra.get("epoch", 1))) - 1)
 
@@ -100,62 +103,68 @@ def _epochs(extra: Mapping[str, Any]) -> int:
 def _tokenizers(
     model: Model, settings: Settings, folder: Path, texts: TextFiles, sections: Sections
 ) -> dict[str, Tokenizer]:
-    """The tokenizers of both sides, or of a language model's text. What one should know of them is noted."""
-    places = [folder, *(Path(path) for path in _data_folders(settings.all.get("data")))]
-    codes = _codes(places, texts)
+    """Returns the tokenizers of source and target, or of the text, and adds notes about them to `sections`."""
+    folders = [folder, *(Path(path) for path in _data_folders(settings.all.get("data")))]
+    codes = _load_codes(folders, texts)
     if codes is None:
-        sections.notes.append("no BPE codes: text goes in and comes out in the pieces of the dictionaries; see --codes")
+        sections.notes.append(
+            "there are no BPE codes: text goes in and comes out in pieces of the dictionaries; see --codes"
+        )
     if not isinstance(model, Seq2Seq):
         if texts.dict_target is not None:
             raise ValueError("a language model has one dictionary: name it with --dict-source alone")
-        size = model.config.vocab - isinstance(model, MaskedLanguageModel)  # what hides words is in no dictionary
-        dictionary = _dictionary("dict.txt", texts.dict_source, "--dict-source", places, size)
+        size = model.config.vocab - isinstance(model, MaskedLanguageModel)  # the mask token is in no dictionary
+        dictionary = _load_dictionary("dict.txt", texts.dict_source, "--dict-source", folders, size)
         if codes is None and all(symbol.isdigit() for symbol in dictionary.symbols[NUM_SPECIAL:]):
             sections.notes.append(
-                "the dictionary's pieces are numbers, as of GPT-2's BPE: text goes in as such numbers"
+                "the pieces of the dictionary are numbers, as of GPT-2's BPE: text goes in as such numbers"
             )
         return {"text": _tokenizer(dictionary, codes, None)}
-    sides = {
+    fields = {
         "source": ("source_lang", texts.dict_source, "--dict-source", model.config.source_vocab),
         "target": ("target_lang", texts.dict_target, "--dict-target", model.config.target_vocab),
     }
     found = {}
-    for side, (key, named, option, size) in sides.items():
+    for field, (key, named, option, size) in fields.items():
         language = settings.all.get(key)
-        dictionary = _dictionary(f"dict.{language}.txt", named, option, places, size)
-        found[side] = _tokenizer(dictionary, codes, language if texts.moses else None)
+        dictionary = _load_dictionary(f"dict.{language}.txt", named, option, folders, size)
+        found[field] = _tokenizer(dictionary, codes, language if texts.moses else None)
     return found
 
 
 def _data_folders(given: Any) -> Iterator[str]:
-    """The folders of the data: a list, or names with colons between them."""
+    """Yields the data folders of a checkpoint: a list of names, or names with colons between them."""
     for path in given if isinstance(given, list | tuple) else [given]:
         yield from filter(None, str(path or "").split(":"))
 
 
-def _dictionary(name: str, named: Path | None, option: str, places: list[Path], size: int) -> FairseqDictionary:
-    """The dictionary of `size` symbols: the named one, or the first that lies in one of the places."""
-    path = named or next((place / name for place in places if (place / name).is_file()), None)
+def _load_dictionary(name: str, named: Path | None, option: str, folders: list[Path], size: int) -> FairseqDictionary:
+    """Loads the dictionary that the user named, or the first in one of the folders; it must have `size` symbols."""
+    path = named or next((folder / name for folder in folders if (folder / name).is_file()), None)
     if path is None:
-        tried = " or ".join(str(place) for place in places)
-        raise ValueError(f"there is no {name} in {tried}: put it beside the checkpoint, or name it with {option}")
+        tried = " or ".join(str(folder) for folder in folders)
+        raise ValueError(f"there is no {name} in {tried}; put it beside the checkpoint, or name it with {option}")
     dictionary = FairseqDictionary.load(path)
     if len(dictionary) != size:
         raise ValueError(
-            f"{path} has {len(dictionary)} symbols, special ones included; the model has {size}: it is the dictionary "
-            f"of another model; name the right one with {option}"
+            f"{path} has {len(dictionary)} symbols, special ones included, but the model has {size}. It belongs to "
+            f"another model; name the right one with {option}"
         )
     return dictionary
 
 
-def _codes(places: list[Path], texts: TextFiles) -> str | None:
+def _load_codes(folders: list[Path], texts: TextFiles) -> str | None:
     if texts.pieces:
         return None
-    path = texts.codes or next((place / name for place in places for name in CODES if (place / name).is_file()), None)
+    path = texts.codes or next(
+        (folder / name for folder in folders for name in CODES if (folder / name).is_file()), None
+    )
     if path is None:
         return None
     codes = decode_utf8(read_bytes(path), str(path))
-    SubwordCodes(codes, str(path))  # others, such as fastBPE's with a third column, are refused by the file's name
+    SubwordCodes(
+        codes, str(path)
+    )  # other formats, such as fastBPE's with a third column, are refused here, where the file has a name
     return codes
 
 

@@ -1,9 +1,9 @@
-"""Checkpoints of crybot/linformer: translation models, which know nothing of their options or tokens.
+"""Converts translation models of crybot/linformer. Their checkpoints contain neither options nor tokens.
 
     checkpoint.pt      model_state_dict, optimizer_state_dict, and the state of the training loop
-    NAME.yaml          the config that the model was trained with, beside it: it says how many heads there are
+    NAME.yaml          the config that the model was trained with, beside the checkpoint: it has the number of heads
 
-The original begins a source and a target with <s>; here a target begins with </s>, and a source with its first token.
+In the original, source and target begin with <s>. Here a target begins with </s>, and a source with its first token.
 """
 
 from collections.abc import Mapping
@@ -15,76 +15,73 @@ from torch import Tensor
 
 from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.files import read_yaml
-from subquad.interop.checkpoints.linformer import models as linformer_models
-from subquad.interop.checkpoints.run import ImportedRun, TextFiles
-from subquad.models import Model, Seq2Seq
-from subquad.models import model_from as build_model_from
+from subquad.interop.checkpoints.linformer.models import convert_model
+from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
+from subquad.models import Model, Seq2Seq, model_from
 
 SUPPORTED = "crybot/linformer (translation; its YAML config beside the checkpoint)"
-SYMBOLS = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
-"""Of BART's tokenizer, which the original uses."""
+SPECIAL_IDS = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
+"""The special ids of BART's tokenizer, which the original uses."""
 DECODE = {"beam": 1, "max_len_a": 0.0, "max_len_b": 256, "min_len": 0}
-"""What the original does: the likeliest token at each step."""
+"""How the original decodes: it takes the likeliest token at each step."""
 WEIGHTS = "model_state_dict"
 
 
 def recognises(contents: Any) -> bool:
-    """Whether a file holds a model of this program, also one that cannot be imported."""
+    """Whether this is a model of crybot/linformer, including those that cannot be imported."""
     state = contents.get(WEIGHTS) if isinstance(contents, Mapping) else None
     return isinstance(state, Mapping) and "model.encoder.stacked.0.attention.qkv_proj.weight" in state
 
 
-def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ImportedRun:  # noqa: ARG001
-    """The checkpoint as a run of ours."""
+def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ConvertedRun:  # noqa: ARG001
+    """Converts a checkpoint to a run of ours."""
     state: Mapping[str, Tensor] = contents[WEIGHTS]
     if "linear.weight" not in state or not any(name.startswith("model.decoder.") for name in state):
-        raise ValueError("this encoder of crybot/linformer stands alone: only its translation models are supported")
-    config = _config(folder)
-    found = linformer_models.model_from({**config, "pad": SYMBOLS["pad"]}, state).module
-    tokenizer = IdTokenizer(state["linear.weight"].shape[0], SYMBOLS)
-    return ImportedRun(
+        raise ValueError("this is an encoder of crybot/linformer alone, but only its translation models are supported")
+    config = _read_config(folder)
+    found = convert_model({**config, "pad": SPECIAL_IDS["pad"]}, state).module
+    tokenizer = IdTokenizer(state["linear.weight"].shape[0], SPECIAL_IDS)
+    return ConvertedRun(
         origin=f"crybot/linformer, {config['model'].get('type', 'model')}",
         task="translation",
-        model=_begun_with_eos(found),
+        model=_begin_with_eos(found),
         tokenizers={"source": tokenizer, "target": tokenizer},
         recipe={"decode": DECODE},
         notes=[
-            "text goes in and comes out as numbers of BART's tokenizer: a source is 0 (its <s>) and its tokens, "
-            "without the end",
-            "source and target have a table of embeddings each, alike but for the symbol that a target begins with",
-            "the optimiser's state is not taken: training goes on with a fresh one, at a constant learning rate",
+            "text goes in and comes out as ids of BART's tokenizer: a source is 0 (its <s>) and its tokens, without "
+            "the end",
+            "source and target have a table of embeddings each, which differ in the token that a target begins with",
+            "the state of the optimiser is not converted: training continues with a fresh one and a constant rate",
         ],
     )
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """The config that lies beside the checkpoint; several must agree about the heads."""
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Returns the config beside the checkpoint. If there are several, they must agree about the number of heads."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
-    configs = [config for config in (read_yaml(path, "config") for path in paths) if _heads(config) is not None]
-    if len({_heads(config) for config in configs}) != 1:
-        which = (
-            "several configs with other numbers of heads lie" if configs else "no YAML config with model.n_heads lies"
-        )
-        raise ValueError(f"{which} in {folder}: put the config that the model was trained with beside the checkpoint")
+    configs = [config for config in (read_yaml(path, "config") for path in paths) if _num_heads(config) is not None]
+    if len({_num_heads(config) for config in configs}) != 1:
+        found = "several configs with different numbers of heads" if configs else "no YAML config with model.n_heads"
+        raise ValueError(f"{folder} has {found}: put the config of the model, and no other, beside the checkpoint")
     return configs[0]
 
 
-def _heads(config: Mapping[str, Any]) -> int | None:
+def _num_heads(config: Mapping[str, Any]) -> int | None:
     model = config.get("model")
     return model.get("n_heads") if isinstance(model, Mapping) else None
 
 
-def _begun_with_eos(model: Model) -> Model:
-    """The same model for targets that begin with </s> instead of <s>.
+def _begin_with_eos(model: Model) -> Model:
+    """Returns the same model for targets that begin with </s> instead of <s>.
 
-    A decoder never reads </s> but at the beginning, so in a table of its own that row can be the one of <s>.
+    A decoder reads </s> only at the beginning, so in a table of its own that row can be the one of <s>.
     """
     assert isinstance(model, Seq2Seq)
-    alike = build_model_from(model.config.model_dump(mode="json") | {"shared_embedding": False})
+    other = model_from(model.config.model_dump(mode="json") | {"shared_embedding": False})
     weights = dict(model.state_dict())
     table = weights["target.tokens.weight"]
     weights |= {"source.tokens.weight": table, "target.tokens.weight": table.clone()}
-    weights["target.tokens.weight"][SYMBOLS["eos"]] = table[SYMBOLS["bos"]]
+    weights["target.tokens.weight"][SPECIAL_IDS["eos"]] = table[SPECIAL_IDS["bos"]]
     with torch.no_grad():
-        alike.load_state_dict(weights)
-    return alike
+        other.load_state_dict(weights)
+    return other

@@ -1,8 +1,9 @@
-"""Checkpoints of image classifiers in DeiT's layout: evit and pvt of the efficient-attention library, and the ViTs of
-PrimalAttention and of DeiT itself.
+"""Converts image classifiers in the layout of DeiT.
 
-    checkpoint.pth      model (the state dict), args (the command line's options), epoch, and of training: optimizer
-    classes.txt         beside it, where the user puts one: names of the classes in their order, one a line
+    checkpoint.pth      model (the state dict), args (the options of the command line), epoch, and optimizer
+    classes.txt         the names of the classes in their order, one in each line; it is optional
+
+These are evit and pvt of the efficient-attention library, and the ViTs of PrimalAttention and of DeiT itself.
 """
 
 import re
@@ -16,18 +17,18 @@ from torch import Tensor
 from subquad.data.images.inputs import Augmented
 from subquad.data.images.transforms import AugmentOptions
 from subquad.files import decode_utf8, read_bytes
-from subquad.interop.checkpoints.run import ImportedRun, TextFiles
-from subquad.interop.checkpoints.safe_pickle import options_of
-from subquad.interop.checkpoints.vision import models as vision_models
+from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
+from subquad.interop.checkpoints.safe_pickle import to_plain_options
+from subquad.interop.checkpoints.vision.models import convert_evit, convert_pyramid, convert_vit
 from subquad.models import Model
 from subquad.models.presets import merged
 
 SUPPORTED = "efficient-attention's evit_* and pvt_*, PrimalAttention's and DeiT's ViTs (DeiT's layout)"
-HEAD_WIDTH = 64  # of evit_*
+HEAD_WIDTH = 64  # channels of a head in evit_*
 DEIT_HEADS = {192: 3, 384: 6, 768: 12}
-"""Of DeiT's models, tiny, small and base, by their widths."""
+"""The number of heads of DeiT's models (tiny, small and base) by their widths."""
 PYRAMID_HEADS, REDUCTIONS = (1, 2, 5, 8), (8, 4, 2, 1)
-"""Heads of the stages of pvt_*, twice as many where the name ends in 2; the last stage has softmax attention."""
+"""The heads of the stages of pvt_*, twice as many if the name ends in 2. The last stage has softmax attention."""
 MIXING = {
     "mixup": "mixup",
     "cutmix": "cutmix",
@@ -35,38 +36,38 @@ MIXING = {
     "mixup_switch_prob": "switch",
     "smoothing": "smoothing",
 }
-"""DeiT's options and ours, of mixing images."""
+"""From DeiT's options of mixing images to ours."""
 CLASSES = "classes.txt"
-SMALL = 32  # DeiT resizes no image of this side or less
+SMALL = 32  # DeiT does not resize images of this side or less
 
 Args = Mapping[str, Any]
 State = Mapping[str, Tensor]
 
 
 def recognises(contents: Any) -> bool:
-    """Whether a file holds an image classifier that reads patches."""
+    """Whether this is an image classifier that reads patches."""
     state = contents.get("model") if isinstance(contents, Mapping) else None
     if not isinstance(state, Mapping) or "head.weight" not in state:
         return False
     return any(str(name).startswith(("patch_embed.", "patch_embed1.")) for name in state)
 
 
-def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ImportedRun:  # noqa: ARG001
-    """The checkpoint as a run of ours."""
-    args = options_of(contents.get("args") or {})
+def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ConvertedRun:  # noqa: ARG001
+    """Converts a checkpoint to a run of ours."""
+    args = to_plain_options(contents.get("args") or {})
     state: State = contents["model"]
     name = str(args.get("model", "ViT"))
-    origin, model, size = _model(name, args, state)
-    classes, notes = _classes(folder / CLASSES, model.config.classes)
+    origin, model, size = _convert_model(name, args, state)
+    classes, notes = _class_names(folder / CLASSES, model.config.classes)
     small = size <= SMALL
     augment = AugmentOptions(size=size, crop="pad" if small else "resized", eval_crop=1.0 if small else 0.875)
     described = augment.model_dump(mode="json")
     epoch = int(contents.get("epoch", -1)) + 1
     train = {"epochs": max(1, epoch, int(args.get("epochs") or 0)), "aux_weight": float(args.get("eta") or 0.0)}
-    recipe = merged({"data": {"augment": described}, "train": train}, _training(args))
+    recipe = merged({"data": {"augment": described}, "train": train}, _training_sections(args))
     constant = recipe.get("schedule", {}).get("kind", "constant") == "constant"
     rate = ", at a constant learning rate" if constant else ""
-    return ImportedRun(
+    return ConvertedRun(
         origin=f"{origin}, {name}",
         task="image-classification",
         model=model,
@@ -78,19 +79,22 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Impo
         epoch=epoch,
         notes=[
             *notes,
-            f"the optimiser's state is not taken: training goes on with a fresh one{rate}",
+            f"the state of the optimiser is not converted: training continues with a fresh one{rate}",
         ],
     )
 
 
-def _training(args: Args) -> dict[str, Any]:
-    """What DeiT's options say of the learning rate, weight decay, label smoothing, mixup and cutmix, where they do."""
+def _training_sections(args: Args) -> dict[str, Any]:
+    """Returns the sections for learning rate, weight decay, label smoothing, mixup and CutMix that the options give."""
     found: dict[str, Any] = {}
     if rate := float(args.get("lr") or 0.0):
-        found["schedule"] = {"kind": "constant", "lr": rate} | _cosine(args, rate)
+        found["schedule"] = {"kind": "constant", "lr": rate} | _cosine_schedule(args, rate)
     if args.get("weight_decay") is not None and args.get("opt", "adamw") == "adamw":
         betas = list(args.get("opt_betas") or (0.9, 0.999))
-        decay = {"weight_decay": float(args["weight_decay"]), "decay_vectors": False}  # biases and norms have none
+        decay = {
+            "weight_decay": float(args["weight_decay"]),
+            "decay_vectors": False,
+        }  # biases and norms have no weight decay
         found["optim"] = {"name": "adamw", "betas": betas, **decay}
     mixing = {ours: float(args[theirs]) for theirs, ours in MIXING.items() if args.get(theirs) is not None}
     if mixing.get("mixup") or mixing.get("cutmix"):
@@ -100,8 +104,8 @@ def _training(args: Args) -> dict[str, Any]:
     return found
 
 
-def _cosine(args: Args, rate: float) -> dict[str, Any]:
-    """The curve by epochs that DeiT follows unless it is told another."""
+def _cosine_schedule(args: Args, rate: float) -> dict[str, Any]:
+    """Returns the options of DeiT's default schedule, a cosine by epochs, or nothing for another schedule."""
     if args.get("sched") != "cosine" or not args.get("epochs"):
         return {}
     warmup = int(args.get("warmup_epochs") or 0)
@@ -110,34 +114,38 @@ def _cosine(args: Args, rate: float) -> dict[str, Any]:
     return {"kind": "cosine-epochs", "min_lr": lowest, "epochs": int(args["epochs"]), **start}
 
 
-def _classes(path: Path, count: int) -> tuple[list[str], list[str]]:
-    """Names of the classes, and what the user should know of them: no checkpoint holds any."""
+def _class_names(path: Path, count: int) -> tuple[list[str], list[str]]:
+    """Returns the names of the classes, which no checkpoint contains, and notes about them."""
     if not path.is_file():
-        note = f"classes are called 0 to {count - 1}: with a {CLASSES} beside the checkpoint they have its names"
+        note = f"classes are called 0 to {count - 1}; put a {CLASSES} beside the checkpoint to give them names"
         return [str(number) for number in range(count)], [note]
     names = decode_utf8(read_bytes(path), str(path)).split("\n")
     names = [name.strip() for name in names if name.strip()]
     if len(names) != count or len(set(names)) != count:
-        raise ValueError(f"{path} has {len(set(names))} names; the model has {count} classes")
+        raise ValueError(f"{path} has {len(set(names))} names, but the model has {count} classes")
     return names, []
 
 
-def _model(name: str, args: Args, state: State) -> tuple[str, Model, int]:
-    """Program, model, and the side of its images."""
+def _convert_model(name: str, args: Args, state: State) -> tuple[str, Model, int]:
+    """Returns the program, the model, and the side of its images."""
     size = int(args.get("input_size") or 224)
     if "patch_embed1.proj.weight" in state:
-        return "efficient-attention", vision_models.pyramid_from(pyramid_options(name, args, state), state).module, size
+        return (
+            "efficient-attention",
+            convert_pyramid(pyramid_options(name, args, state), state).module,
+            size,
+        )
     if "cls_token" in state:
         config = class_token_options(name, args, state)
-        origin = "PrimalAttention" if _primal(state) is not None else "DeiT"
-        return origin, vision_models.primal_vit_from(config, state).module, config["img"]
-    return "efficient-attention", vision_models.evit_from(evit_options(name, args, state, size), state).module, size
+        origin = "PrimalAttention" if _primal_weight(state) is not None else "DeiT"
+        return origin, convert_vit(config, state).module, config["img"]
+    return "efficient-attention", convert_evit(evit_options(name, args, state, size), state).module, size
 
 
 def _library_options(name: str, args: Args) -> dict[str, Any]:
-    """What both kinds of the library's models are told."""
+    """Returns the options that both kinds of models of the library have."""
     if "attn_name" not in args:
-        raise ValueError(f"{name}: args do not say attn_name, so nobody knows what its attention computes")
+        raise ValueError(f"{name}: args have no attn_name, so it is not known what its attention computes")
     return {
         "attn_name": args["attn_name"],
         "attn_args": args.get("attn_args") or {},
@@ -146,7 +154,7 @@ def _library_options(name: str, args: Args) -> dict[str, Any]:
 
 
 def evit_options(name: str, args: Args, state: State, size: int) -> dict[str, Any]:
-    """Options of evit_*: the name says how large patches are, whatever the option says."""
+    """Returns the options of evit_*. The name decides the size of patches, whatever the option says."""
     named = re.search(r"_p(\d+)$", name)
     dim = state["head.weight"].shape[1]
     return _library_options(name, args) | {
@@ -172,16 +180,19 @@ def pyramid_options(name: str, args: Args, state: State) -> dict[str, Any]:
 
 
 def class_token_options(name: str, args: Args, state: State) -> dict[str, Any]:
-    """Options of a ViT with a class token: its weights say all but how many positions primal attention samples, and
-    how many heads softmax attention has."""
+    """Returns the options of a ViT with a class token.
+
+    They follow from the weights, except the number of positions that primal attention samples and the number of heads
+    of softmax attention.
+    """
     dim, patch = state["head.weight"].shape[1], state["patch_embed.proj.weight"].shape[-1]
-    primal = _primal(state)
+    primal = _primal_weight(state)
     heads = primal.shape[0] if primal is not None else args.get("num_heads") or DEIT_HEADS.get(dim)
     if heads is None:
         widths = ", ".join(map(str, DEIT_HEADS))
         raise ValueError(
-            f"{name} is {dim} wide, and nobody knows how many heads it has: args do not say num_heads, and without "
-            f"that only DeiT's widths ({widths}) are supported"
+            f"{name} is {dim} wide, and its number of heads is not known: args have no num_heads, and without that "
+            f"only DeiT's widths ({widths}) are supported"
         )
     return {
         "dim": dim,
@@ -193,6 +204,6 @@ def class_token_options(name: str, args: Args, state: State) -> dict[str, Any]:
     }
 
 
-def _primal(state: State) -> Tensor | None:
-    """The first weight that only primal attention has, (heads, ...); None: all attention is softmax."""
+def _primal_weight(state: State) -> Tensor | None:
+    """Returns the first weight of primal attention, (heads, ...), or None if all attention is softmax."""
     return next((value for name, value in state.items() if name.endswith(".attn.we")), None)

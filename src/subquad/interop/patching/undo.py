@@ -1,4 +1,4 @@
-"""What a swap did to a model, and how it is undone."""
+"""The report of a swap, which can undo it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,24 +6,24 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from subquad.interop.patching.copy_weights import Carried
+from subquad.interop.patching.copy_weights import CopiedWeights
 from subquad.interop.patching.host import SwappedAttention
 
 
 @dataclass(frozen=True)
-class Replaced:
-    """A layer that was swapped. number: among the model's self-attention layers; path: where the layer stands."""
+class ReplacedLayer:
+    """A layer that was swapped. number: its place among the self-attention layers. path: its name in the model."""
 
     number: int
     path: str
     kind: str
-    carried: Carried
+    weights: CopiedWeights
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A layer that stays as it is."""
+class RefusedLayer:
+    """A layer that was not swapped, and why."""
 
     path: str
     kind: str
@@ -31,7 +31,7 @@ class Refused:
 
 
 class Change(NamedTuple):
-    """An attribute that was set, and what it was."""
+    """An attribute that the swap set, with its values before and after."""
 
     owner: Any
     name: str
@@ -40,20 +40,17 @@ class Change(NamedTuple):
 
 
 @dataclass
-class Swapped:
-    """What `swap` did; `print` shows it as a table."""
+class SwapReport:
+    """What `swap` did. `print` shows it as a table, and `undo` reverses it."""
 
     mechanism: str
-    replaced: list[Replaced]
-    refused: list[Refused]
+    replaced: list[ReplacedLayer]
+    refused: list[RefusedLayer]
     changes: list[Change] = field(repr=False)
     undone: bool = False
 
     def undo(self) -> None:
-        """Puts back what was replaced, with the weights of before the swap: training since then has not touched them.
-
-        The rest of the model keeps what it has learned.
-        """
+        """Restores the attention layers and their weights from before the swap. The rest of the model is not changed."""
         if self.undone:
             raise ValueError("this swap was undone already")
         for owner, name, _, after in self.changes:
@@ -61,26 +58,26 @@ class Swapped:
                 raise ValueError(f"{name} of {type(owner).__name__} was changed after the swap; undo that first")
         mixer = next(after.mixer for *_, after in self.changes if isinstance(after, SwappedAttention))
         for owner, name, before, _ in self.changes:
-            if isinstance(before, nn.Module):  # while it was away the model may have been moved or set to evaluation
+            if isinstance(before, nn.Module):  # the model may have been moved or set to evaluation meanwhile
                 before.train(mixer.training).to(next(mixer.parameters()))
             setattr(owner, name, before)
         self.undone = True
 
     def __str__(self) -> str:
         count = len(self.replaced)
-        state = "undone" if self.undone else f"in the place of {count} attention layer{'s' if count > 1 else ''}"
+        state = "was undone" if self.undone else f"replaces {count} attention layer{'s' if count > 1 else ''}"
         rows = [("layer", "place", "kept", "new", "dropped")]
         for layer in self.replaced:
-            kept, new, dropped = layer.carried
+            kept, new, dropped = layer.weights
             place = f"{layer.path} ({layer.kind})"
-            rows.append((str(layer.number), place, _shown(kept), _shown(new), _shown(dropped)))
+            rows.append((str(layer.number), place, _join_names(kept), _join_names(new), _join_names(dropped)))
         notes = dict.fromkeys(f"note: {note}" for layer in self.replaced for note in layer.notes)
         refusals = [f"not replaced: {layer.path} ({layer.kind}): {layer.reason}" for layer in self.refused]
-        return "\n".join([f"{self.mechanism} {state}", *_aligned(rows), *notes, *refusals])
+        return "\n".join([f"{self.mechanism} {state}", *_align(rows), *notes, *refusals])
 
 
-def _shown(names: Sequence[str]) -> str:
-    """A map by its name, such as q, where its weight is among the tensors."""
+def _join_names(names: Sequence[str]) -> str:
+    """Joins names of tensors. A linear map is shown by its name alone, such as q."""
     shown = dict.fromkeys(
         name.removesuffix(".weight") if name.endswith(".weight") else name
         for name in names
@@ -89,6 +86,6 @@ def _shown(names: Sequence[str]) -> str:
     return " ".join(shown) or "-"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
