@@ -50,7 +50,7 @@ class SwapReport:
     undone: bool = False
 
     def undo(self) -> None:
-        """Restores the attention layers and their weights from before the swap. The rest of the model is not changed."""
+        """Restores the attention layers and their weights from before the swap; nothing else is changed."""
         if self.undone:
             raise ValueError("this swap was undone already")
         for owner, name, _, after in self.changes:
