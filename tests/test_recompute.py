@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from subquad.mixers import available, mixer_class
+from subquad.mixers import mixer_class
 from subquad.models import Model, model_from
 from subquad.nn.stack import Stack
+from tests.model_cases import able
 
 STACK: dict[str, Any] = {"layers": 3, "heads": 2, "hidden": 32, "dropout": 0.2, "input_dropout": 0.1, "drop_path": 0.2}
 TEXT: dict[str, Any] = {"kind": "language-model", "vocab": 30, "dim": 16}
@@ -23,7 +24,7 @@ def small(name: str) -> dict[str, Any]:
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    **{name: IMAGES | {"encoder": STACK | {"mixer": {"name": name} | small(name)}} for name in available()},
+    **{name: IMAGES | {"encoder": STACK | {"mixer": {"name": name} | small(name)}} for name in able("encoder")},
     "pyramid": {
         "kind": "pyramid",
         "classes": 4,

@@ -27,7 +27,6 @@ from subquad.interop.huggingface import (
     SubquadForSeq2SeqLM,
 )
 from subquad.interop.huggingface.saving import wrap
-from subquad.mixers import available
 from subquad.models import Model, build_model
 from subquad.tasks.language_model import block_losses
 from subquad.tasks.translation import pair_losses
@@ -78,7 +77,7 @@ def test_the_core_does_without_transformers() -> None:
 @pytest.mark.parametrize(
     ("mixer", "options"),
     [
-        *((name, {}) for name in available()),
+        *((name, {}) for name in able("encoder")),
         ("local", {"relative": "table", "dims": 2}),
         ("local", {"relative": "t5", "dims": 1}),
         ("eva", {"relative": "table", "dims": 2}),

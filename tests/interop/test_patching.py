@@ -16,6 +16,7 @@ from subquad.interop.patching.host import SwappedAttention
 from subquad.mixers import available, mixer_class
 from subquad.packages import require_torchvision
 from subquad.testing import close
+from tests.model_cases import able
 
 transformers = pytest.importorskip("transformers")
 require_torchvision()  # timm imports it, also where it was built for another torch
@@ -121,7 +122,7 @@ def test_a_window_over_everything_changes_nothing_and_undo_restores_every_bit(ho
     assert not mixers(model)
 
 
-@pytest.mark.parametrize("mechanism", available())
+@pytest.mark.parametrize("mechanism", able("encoder"))
 def test_every_mechanism_keeps_the_weights_it_has_places_for(mechanism: str, tmp_path: Path) -> None:
     model = HOSTS["bert"](tmp_path)
     before = outputs(model, "bert")
@@ -299,7 +300,7 @@ def test_swaps_without_a_cache_are_undone_in_either_order(order: tuple[int, int]
 
 
 def test_a_regulariser_that_is_left_out_is_reported(tmp_path: Path) -> None:
-    reports = {name: str(subquad.swap(HOSTS["timm vit"](tmp_path), name)) for name in available()}
+    reports = {name: str(subquad.swap(HOSTS["timm vit"](tmp_path), name)) for name in able("encoder")}
     assert [name for name, report in reports.items() if "the regulariser" in report] == ["primal"]
 
 
