@@ -94,10 +94,10 @@ def test_bench_measures_the_form_it_has(capsys: pytest.CaptureFixture[str]) -> N
     for form in ([], ["--causal"]):
         assert run(["bench", "--mixers", "runningsum,lara", *small, *form]) == 0
         rows[bool(form)] = {row["mixer"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
-    assert rows[False]["runningsum"]["status"] == "skipped"
+    assert rows[False]["runningsum"]["status"] == "refused"
     assert "runningsum cannot look both ways" in rows[False]["runningsum"]["reason"]
-    assert rows[True]["runningsum"]["status"] == "ok"
-    assert (rows[False]["lara"]["status"], rows[True]["lara"]["status"]) == ("ok", "skipped")
+    assert rows[True]["runningsum"]["status"] == "done"
+    assert (rows[False]["lara"]["status"], rows[True]["lara"]["status"]) == ("done", "refused")
 
 
 def test_bench_still_refuses_wrong_options() -> None:

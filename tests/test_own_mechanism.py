@@ -117,7 +117,7 @@ def test_commands_find_the_package(installed: Path) -> None:
     assert "after 2 updates" in said
     assert "after 3 updates" in said
     rows = json.loads((installed / "bench.json").read_text())["rows"]
-    assert [(row["mixer"], row["status"]) for row in rows] == [("softmax", "ok"), ("gla", "ok")]
+    assert [(row["mixer"], row["status"]) for row in rows] == [("softmax", "done"), ("gla", "done")]
     stored = json.loads((installed / "run/environment.json").read_text())["mechanisms"]
     assert stored == {"gla": {"module": "gated_linear", "package": "gated-linear", "version": "0.1.0"}}
 
