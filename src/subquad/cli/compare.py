@@ -9,6 +9,7 @@ import typer
 
 from subquad.cli.options import RecipeFile, parse_integer, parse_mechanisms, parse_mixer_options, split_words
 from subquad.cli.output import print_table
+from subquad.packages import plugins
 from subquad.processes import terminated_as_interrupted
 from subquad.progress import Progress
 
@@ -130,7 +131,8 @@ def _full_command(
     words += ["--baseline", comparison.baseline, "--seeds", ",".join(map(str, plan.seeds)), "--split", plan.split]
     words += [word for run in runs for word in ("--run", run)]
     words += ["--lengths", ",".join(map(str, plan.lengths))]
-    return shlex.join([*words, "--tokens", str(plan.tokens), "--repeats", str(plan.repeats)])
+    words += ["--tokens", str(plan.tokens), "--repeats", str(plan.repeats)]
+    return shlex.join([*words, *(word for module in plugins() for word in ("--plugin", module))])
 
 
 def run_comparison(comparison: "Comparison", shard: "Shard | None" = None) -> None:
