@@ -10,44 +10,23 @@ The innermost loops are
 Many taps are limited by loads from the second cache, and then two neighbouring rows, which share all inputs but two,
 are made at once. With few taps reading one row after the other is what memory serves fastest.
 
+torch's softmax costs a fixed time per row, which for 3 to 31 taps is more than the convolution itself. Here the rows'
+largest entries and sums are scalar loops, and the exponentials between them run over many rows at once, as vectors.
+
 Results do not depend on the number of threads: rows belong to fixed segments, whose sums are added in order.
 """
 
-# ruff: noqa: ARG001 (numba gives an intrinsic the types of its operands, of which most are known)
-
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from llvmlite import ir
-from numba import prange, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from numba import prange
 from torch import Tensor
 
-from subquad.kernels.numba_tools import (
-    ALIGNMENT,
-    EIGHT,
-    ONE,
-    SIXTY_FOUR,
-    THIRTY_TWO,
-    compiled,
-    fence,
-    fused,
-    index_type,
-    load,
-    plain,
-    repeat,
-    run,
-    store,
-    totals_of,
-    unsigned,
-    vector_at,
-    view,
-)
+from subquad.kernels.llvm.convolution import dot_products, weighted_sums
+from subquad.kernels.llvm.exponential import exponentials
+from subquad.kernels.llvm.vectors import ALIGNMENT, EIGHT, ONE, SIXTY_FOUR, THIRTY_TWO, fence, unsigned
+from subquad.kernels.numba_tools import compiled, plain, run, view
 from subquad.kernels.numba_tools import why_unavailable as why_unavailable
-from subquad.kernels.softmax_cpu import softmax as softmax
-from subquad.kernels.softmax_cpu import softmax_gradient_ as softmax_gradient_
 
 SEGMENT = 64
 """Rows of one task of a thread."""
@@ -56,114 +35,11 @@ PAIRED = 16
 STREAMED_BYTES = 1 << 24
 """Outputs above this size leave the caches anyway: writing around them saves reading what is overwritten."""
 
-# ---------------------------------------------------------------------- the innermost loops
-
-
-def _weighted_sums(rows: int, width: int) -> Callable[..., None]:
-    """y[y_at + r step + c] = sum_j taps[tap_at + r tap_row + j tap_step] x[x_at + (r + j) step + c].
-
-    r < rows, c < width, j < count; count is at least rows. An input is loaded once for all the rows that it meets.
-    """
-
-    @intrinsic
-    def weighted_sums(
-        _: Any,
-        y: Any,
-        y_at: Any,
-        x: Any,
-        x_at: Any,
-        step: Any,
-        taps: Any,
-        tap_at: Any,
-        tap_row: Any,
-        tap_step: Any,
-        count: Any,
-        streamed: Any,
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            y, y_at, x, x_at, step, taps, tap_at, tap_row, tap_step, count, streamed = args
-            y_type, x_type, tap_type = signature.args[0], signature.args[2], signature.args[5]
-            element_bytes, number = y_type.dtype.bitwidth // 8, count.type
-            starts = [builder.add(y_at, builder.mul(step, number(r))) for r in range(rows)]
-            outs = [vector_at(context, builder, y_type, y, start, width) for start in starts]
-            zero = ir.Constant(outs[0].type.pointee, [0.0] * width)
-            totals = [cgutils.alloca_once_value(builder, zero) for _ in range(rows)]
-
-            def add_input(place: Any, meets: range) -> None:
-                """Input number `place` of the window, weighted by each row's own tap, to the rows that it meets."""
-                at = builder.add(x_at, builder.mul(place, step))
-                inputs = load(builder, vector_at(context, builder, x_type, x, at, width), element_bytes)
-                for r in meets:
-                    at = builder.add(tap_at, builder.mul(tap_row, number(r)))
-                    at = builder.add(at, builder.mul(builder.sub(place, number(r)), tap_step))
-                    tap = load(builder, vector_at(context, builder, tap_type, taps, at, 1), element_bytes)
-                    weighted = fused(builder, repeat(builder, tap, width), inputs, builder.load(totals[r]))
-                    builder.store(weighted, totals[r])
-
-            ahead = rows - 1  # of so many inputs at either end, not all rows take part
-            for place in range(ahead):
-                add_input(number(place), range(place + 1))
-            with cgutils.for_range(builder, builder.sub(count, number(ahead)), intp=number) as loop:
-                add_input(builder.add(loop.index, number(ahead)), range(rows))
-            for place in range(ahead):
-                add_input(builder.add(count, number(place)), range(place + 1, rows))
-            for total, out in zip(totals, outs, strict=True):
-                store(builder, builder.load(total), out, element_bytes, streamed)
-            return context.get_dummy_value()
-
-        at = index_type
-        return types.void(y, at, x, at, at, taps, at, at, at, at, types.boolean), generate
-
-    return weighted_sums
-
-
-def _dot_products(width: int, taps: int) -> Callable[..., None]:
-    """out[out_at + j] += sum_c grad[grad_at + c] x[x_at + j x_step + c], c < width, j < taps * blocks.
-
-    The products of `taps` rows gather in as many registers, whose elements are then added up together.
-    """
-    lanes = min(width, 8)
-
-    @intrinsic
-    def dot_products(
-        _: Any, out: Any, out_at: Any, grad: Any, grad_at: Any, x: Any, x_at: Any, x_step: Any, blocks: Any
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            out, out_at, grad, grad_at, x, x_at, x_step, blocks = args
-            out_type, grad_type, x_type = signature.args[0], signature.args[2], signature.args[4]
-            element_bytes = out_type.dtype.bitwidth // 8
-
-            def piece(array_type: Any, array: Any, index: Any, start: int) -> Any:
-                start_index = builder.add(index, index.type(start))
-                return load(builder, vector_at(context, builder, array_type, array, start_index, lanes), element_bytes)
-
-            with cgutils.for_range(builder, blocks, intp=blocks.type) as loop:
-                tap = builder.mul(loop.index, blocks.type(taps))
-                rows = [
-                    builder.add(x_at, builder.mul(builder.add(tap, tap.type(number)), x_step)) for number in range(taps)
-                ]
-                gradient = piece(grad_type, grad, grad_at, 0)
-                products = [builder.fmul(gradient, piece(x_type, x, row, 0)) for row in rows]
-                for start in range(lanes, width, lanes):
-                    gradient = piece(grad_type, grad, grad_at, start)
-                    inputs = [piece(x_type, x, row, start) for row in rows]
-                    products = [fused(builder, gradient, *pair) for pair in zip(inputs, products, strict=True)]
-                target = vector_at(context, builder, out_type, out, builder.add(out_at, tap), taps)
-                total = builder.fadd(load(builder, target, element_bytes), totals_of(builder, products))
-                builder.store(total, target).align = element_bytes
-            return context.get_dummy_value()
-
-        at = index_type
-        return types.void(out, at, grad, at, x, at, at, at), generate
-
-    return dot_products
-
-
 # Eight registers of eight float32 for sums leave room for what is multiplied: 1 x 64 or 2 x 32 outputs, 8 products.
-_sum_64, _sum_32, _sum_8, _sum_1 = (_weighted_sums(1, width) for width in (64, 32, 8, 1))
-_sums_32, _sums_8, _sums_1 = (_weighted_sums(2, width) for width in (32, 8, 1))
-_dots_64, _dots_32, _dots_8, _dots_1 = (_dot_products(width, 1) for width in (64, 32, 8, 1))
-_dots_64_by_8, _dots_32_by_8 = (_dot_products(width, 8) for width in (64, 32))
+_sum_64, _sum_32, _sum_8, _sum_1 = (weighted_sums(1, width) for width in (64, 32, 8, 1))
+_sums_32, _sums_8, _sums_1 = (weighted_sums(2, width) for width in (32, 8, 1))
+_dots_64, _dots_32, _dots_8, _dots_1 = (dot_products(width, 1) for width in (64, 32, 8, 1))
+_dots_64_by_8, _dots_32_by_8 = (dot_products(width, 8) for width in (64, 32))
 
 # ---------------------------------------------------------------------- the loops over rows and heads
 
@@ -251,6 +127,57 @@ def _multiply_rows(out, grad, x, heads, count, before, out_task, out_row):  # ty
                     grad_at, x_at = grad_at + ONE, x_at + ONE
 
 
+# ---------------------------------------------------------------------- softmax over short rows
+
+SOFTMAX_ROWS = 128
+"""Rows of one task of a thread: their entries stay in the fastest cache between the three passes."""
+_exp_64, _exp_8, _exp_1 = (exponentials(width) for width in (64, 8, 1))
+
+
+@compiled
+def _softmax_rows(out, logits, count):  # type: ignore[no-untyped-def]
+    """out[r, k] = exp(logits[r, k]) / sum_j exp(logits[r, j]) of flat arrays with `count` entries a row."""
+    rows, n = logits.size // count, unsigned(count)
+    for task in prange((rows + SOFTMAX_ROWS - 1) // SOFTMAX_ROWS):
+        start, end = unsigned(task * SOFTMAX_ROWS * count), unsigned(min((task + 1) * SOFTMAX_ROWS, rows) * count)
+        for row in range(start, end, n):
+            largest = logits[row]
+            for i in range(row, row + n):
+                largest = logits[i] if logits[i] > largest else largest
+            for i in range(row, row + n):
+                out[i] = logits[i] - largest
+        at = start
+        while at + SIXTY_FOUR <= end:
+            _exp_64(out, at)
+            at += SIXTY_FOUR
+        while at + EIGHT <= end:
+            _exp_8(out, at)
+            at += EIGHT
+        while at < end:
+            _exp_1(out, at)
+            at += ONE
+        for row in range(start, end, n):
+            total = out[row]
+            for i in range(row + ONE, row + n):
+                total += out[i]
+            for i in range(row, row + n):
+                out[i] /= total
+
+
+@compiled
+def _gradient_rows(grad, taps, count):  # type: ignore[no-untyped-def]
+    """grad[r, k] = taps[r, k] (grad[r, k] - sum_j taps[r, j] grad[r, j]), in place, of flat arrays."""
+    rows, n = taps.size // count, unsigned(count)
+    for task in prange((rows + SOFTMAX_ROWS - 1) // SOFTMAX_ROWS):
+        start, end = unsigned(task * SOFTMAX_ROWS * count), unsigned(min((task + 1) * SOFTMAX_ROWS, rows) * count)
+        for row in range(start, end, n):
+            mean = taps[row] * grad[row]
+            for i in range(row + ONE, row + n):
+                mean += taps[i] * grad[i]
+            for i in range(row, row + n):
+                grad[i] = taps[i] * (grad[i] - mean)
+
+
 # ---------------------------------------------------------------------- on tensors
 
 
@@ -290,3 +217,18 @@ def _weighted_rows(x: Tensor, taps: Tensor, before: int, length: int, tap_addres
     streamed = aligned and y.nbytes > STREAMED_BYTES
     run(_weigh_rows, view(y), view(x), view(taps).ravel(), heads, count, before, *tap_address, streamed)
     return y.to(dtype)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Softmax over the last axis, in float32 or in float64 when logits are."""
+    logits = plain(logits)
+    out = torch.empty_like(logits)
+    run(_softmax_rows, view(out).ravel(), view(logits).ravel(), logits.shape[-1])
+    return out
+
+
+def softmax_gradient_(grad: Tensor, taps: Tensor) -> Tensor:
+    """From the gradient of taps = softmax(logits) to that of the logits; overwrites and returns `grad`."""
+    assert grad.is_contiguous()
+    run(_gradient_rows, view(grad).ravel(), view(plain(taps)).ravel(), taps.shape[-1])
+    return grad

@@ -5,102 +5,21 @@ torch's topk sorts; here the largest of every 64th entry are found first. At lea
 count-th largest of those 64, so that a second reading, 64 at a time, meets little more than what is wanted.
 """
 
-# ruff: noqa: ARG001 (numba gives an intrinsic the types of its operands, of which most are known)
-
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numba
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import prange, types
-from numba.extending import intrinsic
+from numba import prange
 from torch import Tensor
 
-from subquad.kernels.numba_tools import (
-    ONE,
-    SIXTY_FOUR,
-    compiled,
-    index_type,
-    load,
-    plain,
-    repeat,
-    run,
-    unsigned,
-    vector_at,
-    view,
-)
+from subquad.kernels.llvm.rows import adding, comparing, raising
+from subquad.kernels.llvm.vectors import ONE, SIXTY_FOUR, unsigned
+from subquad.kernels.numba_tools import compiled, plain, run, view
 from subquad.kernels.numba_tools import why_unavailable as why_unavailable
-from subquad.kernels.softmax_cpu import exponential
 
 DTYPES = (torch.float32, torch.float64)
-
-
-def _raising(width: int) -> Callable[..., None]:
-    """tops[i] = max(tops[i], values[at + i]), i < width."""
-
-    @intrinsic
-    def raise_tops(_: Any, tops: Any, values: Any, at: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            (tops_type, values_type, _), (tops, values, at) = signature.args, args
-            size = values_type.dtype.bitwidth // 8
-            pointer = vector_at(context, builder, tops_type, tops, at.type(0), width)
-            x = load(builder, vector_at(context, builder, values_type, values, at, width), size)
-            top = load(builder, pointer, size)
-            builder.store(builder.select(builder.fcmp_ordered(">", x, top), x, top), pointer).align = size
-            return context.get_dummy_value()
-
-        return types.void(tops, values, index_type), generate
-
-    return raise_tops
-
-
-def _adding(width: int) -> Callable[..., None]:
-    """sums[i] += exp(values[at + i] - shifts[row]), i < width."""
-
-    @intrinsic
-    def add_exponentials(_: Any, sums: Any, values: Any, at: Any, shifts: Any, row: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            (sums_type, values_type, _, shifts_type, _), (sums, values, at, shifts, row) = signature.args, args
-            size = values_type.dtype.bitwidth // 8
-            shift = load(builder, vector_at(context, builder, shifts_type, shifts, row, 1), size)
-            x = load(builder, vector_at(context, builder, values_type, values, at, width), size)
-            x = builder.fsub(x, repeat(builder, shift, width))
-            pointer = vector_at(context, builder, sums_type, sums, row.type(0), width)
-            total = builder.fadd(load(builder, pointer, size), exponential(builder, x, 8 * size))
-            builder.store(total, pointer).align = size
-            return context.get_dummy_value()
-
-        return types.void(sums, values, index_type, shifts, index_type), generate
-
-    return add_exponentials
-
-
-_raise_64, _add_64 = _raising(64), _adding(64)
-
-
-def _comparing(width: int) -> Callable[..., bool]:
-    """Whether any of values[at + i], i < width, is above limits[place]."""
-
-    @intrinsic
-    def any_above(_: Any, values: Any, at: Any, limits: Any, place: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            (values_type, _, limits_type, _), (values, at, limits, place) = signature.args, args
-            size = values_type.dtype.bitwidth // 8
-            limit = load(builder, vector_at(context, builder, limits_type, limits, place, 1), size)
-            x = load(builder, vector_at(context, builder, values_type, values, at, width), size)
-            above = builder.fcmp_ordered(">", x, repeat(builder, limit, width))
-            bits = builder.bitcast(above, ir.IntType(width))
-            return builder.icmp_unsigned("!=", bits, bits.type(0))
-
-        return types.boolean(values, index_type, limits, index_type), generate
-
-    return any_above
-
-
-_any_of_64 = _comparing(64)
+_raise_64, _add_64, _any_of_64 = raising(64), adding(64), comparing(64)
 
 
 @compiled

@@ -1,0 +1,1 @@
+"""Innermost loops of the CPU kernels, written as LLVM code: see README.md in this folder."""
