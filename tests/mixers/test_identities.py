@@ -59,7 +59,7 @@ def test_eva_that_summarises_single_tokens_is_softmax_over_doubled_keys() -> Non
         eva.k_map.linear.bias.zero_()
     q, k, v = eva.project(x)
     doubled = torch.nn.functional.scaled_dot_product_attention(q, torch.cat([k, k], 2), torch.cat([v, v], 2))
-    assert close(eva(x).y, eva.merge(doubled))
+    assert close(eva(x).y, eva.merge_heads(doubled))
     assert close(eva(x).y, full(x).y)
 
 
@@ -115,7 +115,7 @@ def test_equal_values_come_back_unchanged(name: str) -> None:
         if name == "linformer":  # values are compressed by F: let its rows be averages
             for compression in _compressions(mixer):
                 compression.copy_(torch.full_like(compression, 1 / 24))
-    expected = mixer.merge(mixer.qkv.bias[2 * DIM :].view(1, HEADS, 1, -1).expand(2, -1, 24, -1))
+    expected = mixer.merge_heads(mixer.qkv.bias[2 * DIM :].view(1, HEADS, 1, -1).expand(2, -1, 24, -1))
     assert close(mixer(x).y, expected, 1e-4)
 
 

@@ -70,7 +70,7 @@ def direct(mixer: Any, x: Tensor) -> Tensor:
         queries = queries * (query.level - query.level.cummax(-1).values).exp()[..., None]
     floor = 1e-4 if mixer.config.feature_map == "favorp" else 0.0
     weights = torch.einsum("bhim,bhijm->bhij", queries + floor, keys + floor).tril()
-    return mixer.merge(weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-2))
+    return mixer.merge_heads(weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-2))
 
 
 @pytest.mark.parametrize("feature_map", ["favorp", "fourier"])
@@ -173,7 +173,7 @@ def test_cosine_weights_pairs_by_distance() -> None:
     q, k, v = plain.project(x)
     theta = torch.arange(12) * (torch.pi / 2 / 40)
     weights = (q.sigmoid() + 0.1) @ (k.sigmoid() + 0.1).transpose(-1, -2) * (theta[:, None] - theta).cos()
-    assert close(mixer(x).y, plain.merge(weights @ v / weights.sum(-1, keepdim=True)))
+    assert close(mixer(x).y, plain.merge_heads(weights @ v / weights.sum(-1, keepdim=True)))
 
 
 @pytest.mark.parametrize(

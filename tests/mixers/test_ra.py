@@ -21,7 +21,7 @@ def test_its_mean_over_draws_is_softmax_attention() -> None:
     """Exactly so if omega, around q_i + k_J with J drawn from the softmax, has variance sqrt(d); the mixer has 1."""
     mixer, x = ra(), 0.7 * tokens(1, 6, 0)
     q, k, v = mixer.project(x)
-    expected = mixer.merge(torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    expected = mixer.merge_heads(torch.nn.functional.scaled_dot_product_attention(q, k, v))
     width = mixer.config.head_width**0.25
 
     def draw(kind: noise.Kind, like: Tensor, shape) -> Tensor:
@@ -43,7 +43,7 @@ def test_the_sampled_proposal_adds_the_drawn_key() -> None:
     q, k, v = mixer.project(x)
     omega = q + torch.stack([torch.stack([k[b, h, index[b, h]] for h in range(4)]) for b in range(2)])
     exponent = (omega @ k.transpose(-1, -2) - k.square().sum(-1)[:, :, None] / 2) / 2
-    assert close(y, mixer.merge(exponent.softmax(-1) @ v))
+    assert close(y, mixer.merge_heads(exponent.softmax(-1) @ v))
 
 
 def test_padded_keys_are_never_drawn() -> None:

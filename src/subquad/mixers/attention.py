@@ -96,11 +96,11 @@ class AttentionMixer(Mixer[AttentionConfigT]):
         parts = flat.unflatten(-1, (last - first, self.config.heads, -1)).unbind(2)
         return [part.transpose(1, 2) for part in parts]
 
-    def merge(self, heads: Tensor) -> Tensor:
+    def merge_heads(self, heads: Tensor) -> Tensor:
         """(batch, heads, time, d) -> (batch, time, C): heads side by side, output projection, dropout."""
-        return self.finish(heads.transpose(1, 2))
+        return self.project_out(heads.transpose(1, 2))
 
-    def finish(self, heads: Tensor) -> Tensor:
+    def project_out(self, heads: Tensor) -> Tensor:
         """The same for heads that are side by side already: (batch, time, heads, d) -> (batch, time, C)."""
         y = self.out(heads.flatten(2).to(self.qkv.weight.dtype))
         return dropout(y, self.config.dropout, self.training)

@@ -9,45 +9,44 @@ from torch import Tensor
 from subquad.kernels import tracing
 from subquad.kernels.chunk_values import members
 from subquad.kernels.window_attention.reference import partition
-from subquad.mixers.windows import mask_cells
 
-QKV = tuple[Tensor, Tensor, Tensor]
+QKV = tuple[Tensor, ...]
 
 
 class Chunks(NamedTuple):
     """Tokens by chunk; vectors at cells that are not tokens are zero.
 
-    q, k, v: (batch, heads, chunks, cells, d). tokens: (batch or 1, 1, chunks, cells) bool.
-    sizes: (batch or 1, 1, chunks, 1), what a chunk's mean divides by. exists: (batch or 1, chunks) bool, or None when
-    every chunk exists in every row. length: tokens per chunk, an int, or (batch, 1) when each row has its own.
+    q, k, v: (batch, heads, chunks, cells, d). cells_mask: (batch or 1, 1, chunks, cells) bool, True at tokens.
+    sizes: (batch or 1, 1, chunks, 1), what a chunk's mean divides by. mask: (batch or 1, chunks) bool, True where a row
+    has the chunk; None: all rows have all. length: tokens per chunk, an int, or (batch, 1) when each row has its own.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    tokens: Tensor
+    cells_mask: Tensor
     sizes: Tensor
-    exists: Tensor | None
+    mask: Tensor | None
     length: int | Tensor
 
 
 class ChunkSums(NamedTuple):
     """Sums over chunks that lie side by side.
 
-    sums: (batch, chunks, C), of the tokens. tokens, sizes: (batch or 1, chunks, 1), how many there are, and what means
-    divide by. exists: (batch, chunks) bool, or None when every chunk exists in every row.
+    sums: (batch, chunks, C), of the tokens. num_tokens, sizes: (batch or 1, chunks, 1), how many there are, and what
+    means divide by. mask: (batch, chunks) bool, True where a row has the chunk; None: all rows have all.
     """
 
     sums: Tensor
-    tokens: Tensor
+    num_tokens: Tensor
     sizes: Tensor
-    exists: Tensor | None
+    mask: Tensor | None
 
 
 def side_by_side(
     x: Tensor, time: int, lengths: Tensor | None, size: int | Tensor, window: int, landmarks: int | None
 ) -> ChunkSums:
-    """Sums of x (batch, covered, C), zero where it is padded, over chunks of `size` tokens.
+    """Sums of x (batch, whole windows, C), zero where it is padded, over chunks of `size` tokens.
 
     time: the length of x before its last window was filled. lengths: (batch,) tokens of padded rows. size: one number,
     or (batch,) one for each row, made for this number of landmarks. A remainder makes a short last chunk.
@@ -63,25 +62,25 @@ def side_by_side(
         sums = members(size, count, x.shape[1]).to(x.dtype) @ x
     begin = torch.arange(count, device=x.device) * step
     if lengths is None:
-        tokens, sizes, exists = time - begin, x.shape[1] - begin, None
+        num_tokens, sizes, mask = time - begin, x.shape[1] - begin, None
     else:
-        tokens, sizes = lengths[:, None] - begin, whole_windows(lengths, window)[:, None] - begin
-        exists = sizes > 0
-    tokens, sizes = tokens.clamp(min=0).clamp(max=step), sizes.clamp(min=1).clamp(max=step)
-    return ChunkSums(sums, tokens.view(-1, count, 1), sizes.view(-1, count, 1), exists)
+        num_tokens, sizes = lengths[:, None] - begin, whole_windows(lengths, window)[:, None] - begin
+        mask = sizes > 0
+    num_tokens, sizes = num_tokens.clamp(min=0).clamp(max=step), sizes.clamp(min=1).clamp(max=step)
+    return ChunkSums(sums, num_tokens.view(-1, count, 1), sizes.view(-1, count, 1), mask)
 
 
-def _most_chunks(covered: int, row_covered: Tensor, size: Tensor, landmarks: int) -> int:
+def _most_chunks(time: int, row_length: Tensor, size: Tensor, landmarks: int) -> int:
     """The number of chunks of the row that has most, or a bound where nobody may look at the rows."""
     most = 2 * landmarks - 1  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
     if size.device.type == "cpu" and tracing.may_read_values(size) and size.numel():
-        return int((-(-row_covered // size)).max())
-    return most if tracing.is_symbolic(covered) else max(1, min(covered, most))
+        return int((-(-row_length // size)).max())
+    return most if tracing.is_symbolic(time) else max(1, min(time, most))
 
 
 def cut(
     qkv: QKV,
-    space: tuple[int, ...],
+    shape: tuple[int, ...],
     mask: Tensor | None,
     lengths: Tensor | None,
     window: int,
@@ -91,87 +90,88 @@ def cut(
 ) -> Chunks:
     """Cuts q, k, v (batch, heads, N, d) into chunks of `chunk_size` tokens per axis, or into about `landmarks` chunks.
 
-    space: what whole windows cover, N cells; mask: (batch or 1, N) bool, True at tokens, None = all are.
+    shape: what whole windows cover, N cells; mask: (batch or 1, N) bool, True at tokens, None = all are.
     lengths: (batch,) tokens of padded sequences. Given landmarks M, chunks are max(1, floor(P / M)) long, P being what
     whole windows cover of the row itself. Chunks reach `extension` cells further on each side, as windows do. A
     remainder shorter than a chunk is dropped when they do, and makes a short last chunk when they do not.
     """
-    tokens = None if mask is None else mask.unflatten(1, space).unsqueeze(1).unsqueeze(-1)
-    if len(space) == 2:
-        return _cut_grid(qkv, space, tokens, extension, chunk_size, landmarks)
+    if len(shape) == 2:
+        return _cut_grid(qkv, shape, mask, extension, chunk_size, landmarks)
     if landmarks is not None and (lengths is not None or not tracing.may_branch_on_length()):
         # Slices of a symbolic size would cost compiled code a graph for every length; lookups do not.
-        return _cut_rows(qkv, tokens, lengths, window, extension, landmarks)
-    size = chunk_size or max(1, space[0] // (landmarks or 1))
-    count = _count(space[0], size, extension)
-    q, k, v, inside = _parts(qkv, space, tokens, size, extension, (count,))
+        return _cut_rows(qkv, mask, lengths, window, extension, landmarks)
+    size = chunk_size or max(1, shape[0] // (landmarks or 1))
+    count = _count(shape[0], size, extension)
+    q, k, v, cells_mask = _parts(qkv, shape, mask, size, extension, (count,))
     begin = torch.arange(count, device=q.device) * size
-    exists = None
-    row_space: Tensor | int = space[0]
+    chunk_mask = None
+    row_length: Tensor | int = shape[0]
     if lengths is not None:
-        row_space = whole_windows(lengths, window)[:, None]
-        exists = begin < row_space
-    sizes = (row_space - begin).clamp(1, size) + 2 * extension
-    return Chunks(q, k, v, inside.squeeze(-1), sizes.view(-1, 1, count, 1), exists, size)
+        row_length = whole_windows(lengths, window)[:, None]
+        chunk_mask = begin < row_length
+    sizes = (row_length - begin).clamp(1, size) + 2 * extension
+    return Chunks(q, k, v, cells_mask.squeeze(-1), sizes.view(-1, 1, count, 1), chunk_mask, size)
 
 
 def _cut_rows(
-    qkv: QKV, tokens: Tensor | None, lengths: Tensor | None, window: int, extension: int, landmarks: int
+    qkv: QKV, mask: Tensor | None, lengths: Tensor | None, window: int, extension: int, landmarks: int
 ) -> Chunks:
     """Every row has its own chunk size: positions are looked up instead of sliced."""
-    batch, heads, space, width = qkv[0].shape
+    batch, heads, time, width = qkv[0].shape
     if lengths is None:
-        assert tokens is not None  # compiled code always has a mask
-        lengths = tokens.sum((1, 2, 3))
+        assert mask is not None  # compiled code always has one
+        lengths = mask.sum(1)
     most = 2 * landmarks - 1  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
-    if tracing.is_symbolic(space):
-        longest = space // landmarks + 2
+    if tracing.is_symbolic(time):
+        longest = time // landmarks + 2
     else:
-        longest, most = max(1, space // landmarks), max(1, min(space, most))
-    row_space = whole_windows(lengths, window)[:, None]
-    size = (row_space // landmarks).clamp(min=1)
+        longest, most = max(1, time // landmarks), max(1, min(time, most))
+    row_length = whole_windows(lengths, window)[:, None]
+    size = (row_length // landmarks).clamp(min=1)
     index = torch.arange(most, device=lengths.device)
-    exists = index < (row_space // size if extension else -(-row_space // size))
+    chunk_mask = index < (row_length // size if extension else -(-row_length // size))
     cell = torch.arange(longest + 2 * extension, device=lengths.device)
     position = (index * size - extension)[..., None] + cell
-    inside = (cell < size[..., None] + 2 * extension) & (position >= 0) & (position < lengths[:, None, None])
-    inside = inside & exists[..., None]
-    lookup = position.clamp(0, space - 1).flatten(1)[:, None, :, None].expand(batch, heads, -1, width)
+    cells_mask = (cell < size[..., None] + 2 * extension) & (position >= 0) & (position < lengths[:, None, None])
+    cells_mask = cells_mask & chunk_mask[..., None]
+    lookup = position.clamp(0, time - 1).flatten(1)[:, None, :, None].expand(batch, heads, -1, width)
     q, k, v = (
-        mask_cells(part.gather(2, lookup).unflatten(2, (most, cell.shape[0])), inside[:, None, ..., None])
+        part.gather(2, lookup).unflatten(2, (most, cell.shape[0])).masked_fill(~cells_mask[:, None, ..., None], 0)
         for part in qkv
     )
-    sizes = (row_space - index * size).clamp(min=1).minimum(size) + 2 * extension
-    return Chunks(q, k, v, inside[:, None], sizes[:, None, :, None], exists, size)
+    sizes = (row_length - index * size).clamp(min=1).minimum(size) + 2 * extension
+    return Chunks(q, k, v, cells_mask[:, None], sizes[:, None, :, None], chunk_mask, size)
 
 
 def _cut_grid(
     qkv: QKV,
-    space: tuple[int, ...],
-    tokens: Tensor | None,
+    shape: tuple[int, ...],
+    mask: Tensor | None,
     extension: int,
     chunk_size: int | None,
     landmarks: int | None,
 ) -> Chunks:
     """Square chunks. Means run over tokens and the zeros beyond the border, but not over padded cells."""
-    side = chunk_size or max(1, math.isqrt(space[0] * space[1] // (landmarks or 1)))
-    counts = tuple(_count(cells, side, extension) for cells in space)
-    q, k, v, inside = _parts(qkv, space, tokens, side, extension, counts)
-    tiled = tuple(max(cells, count * side) for cells, count in zip(space, counts, strict=True))
+    side = chunk_size or max(1, math.isqrt(shape[0] * shape[1] // (landmarks or 1)))
+    counts = tuple(_count(cells, side, extension) for cells in shape)
+    q, k, v, cells_mask = _parts(qkv, shape, mask, side, extension, counts)
+    tiled = tuple(max(cells, count * side) for cells, count in zip(shape, counts, strict=True))
     within = torch.ones((1, 1, *tiled, 1), dtype=torch.bool, device=q.device)
     beyond = ~partition(within, side, (extension, extension), counts)
-    sizes = (inside | beyond).sum(-2).clamp(min=1)
-    return Chunks(q, k, v, inside.squeeze(-1), sizes, inside.any(-2).flatten(1), side)
+    sizes = (cells_mask | beyond).sum(-2).clamp(min=1)
+    return Chunks(q, k, v, cells_mask.squeeze(-1), sizes, cells_mask.any(-2).flatten(1), side)
 
 
 def _parts(
-    qkv: QKV, space: tuple[int, ...], tokens: Tensor | None, size: int, extension: int, counts: tuple[int, ...]
+    qkv: QKV, shape: tuple[int, ...], mask: Tensor | None, size: int, extension: int, counts: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
-    """q, k, v and the token mask, cut into chunks of one size."""
-    parts = [mask_cells(part.unflatten(2, space), tokens) for part in qkv]
-    if tokens is None:
-        tokens = torch.ones((1, 1, *space, 1), dtype=torch.bool, device=qkv[0].device)
-    return tuple(partition(part, size, (extension, extension), counts) for part in (*parts, tokens))
+    """q, k, v and the mask, cut into chunks of one size."""
+    if mask is None:
+        mask = torch.ones((1, qkv[0].shape[2]), dtype=torch.bool, device=qkv[0].device)
+    else:
+        qkv = tuple(part.masked_fill(mask.logical_not()[:, None, :, None], 0) for part in qkv)
+    parts = (part.unflatten(2, shape) for part in (*qkv, mask[:, None, :, None]))
+    return tuple(partition(part, size, (extension, extension), counts) for part in parts)
 
 
 def _count(cells: int, size: int, extension: int) -> int:

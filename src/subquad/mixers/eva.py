@@ -45,7 +45,7 @@ from subquad.mixers.chunks import ChunkSums, cut, side_by_side, whole_windows
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, append_at, keep_last
-from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, uncover
+from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, crop
 
 DEFAULT_LANDMARKS = 49
 
@@ -82,8 +82,8 @@ class EVAConfig(WindowConfig):
         return self.causal or self.form == "decoder"
 
     @property
-    def reach(self) -> tuple[int, int]:
-        return (self.window if self.overlap else 0, 0) if self.is_decoder else super().reach
+    def look(self) -> tuple[int, int]:
+        return (self.window if self.overlap else 0, 0) if self.is_decoder else super().look
 
     @property
     def chunking(self) -> tuple[int | None, int | None]:
@@ -153,33 +153,33 @@ class EVA(WindowMixer[EVAConfig]):
         return super().why_no_streaming()
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        config, space = self.config, self.space_of(x, layout)
+        config, shape = self.config, self.shape_of(x, layout)
         lengths = layout.lengths if tracing.may_branch_on_length() else layout.lengths_of(x)
-        x, covered, mask = self.cover(x, layout, space)
+        x, padded_shape, mask = self.pad_to_windows(x, layout, shape)
         flat = self.projections(x)
-        qkv, size = self.by_head(flat), self._chunk_size(covered, lengths)
+        qkv, size = self.by_head(flat), self._chunk_size(padded_shape, lengths)
         if size is None:
-            summaries = self._cut_and_summarise(flat, covered, mask, layout.lengths)
+            summaries = self._cut_and_summarise(flat, padded_shape, mask, layout.lengths)
         else:
-            chunks = side_by_side(x, space[0], lengths, size, config.window, config.chunking[1])
+            chunks = side_by_side(x, shape[0], lengths, size, config.window, config.chunking[1])
             chunk_k, omega = self._centre(*self._means(chunks))
             seen = 0 if not config.causal else size if isinstance(size, int) else size[:, None]
-            summaries = Summaries(chunk_k, chunk_values(qkv, omega, mask, size), chunks.exists, seen)
+            summaries = Summaries(chunk_k, chunk_values(qkv, omega, mask, size), chunks.mask, seen)
         dropout = config.attention_dropout if self.training else 0.0
-        y = window_attention(qkv, self.windows(covered), self.bias_values(), mask, summaries, dropout)
-        return uncover(self.finish(y), covered, space), None
+        y = window_attention(qkv, self.windows(padded_shape), self.bias_values(), mask, summaries, dropout)
+        return crop(self.project_out(y), padded_shape, shape), None
 
-    def _chunk_size(self, covered: tuple[int, ...], lengths: Tensor | None) -> int | Tensor | None:
+    def _chunk_size(self, padded_shape: tuple[int, ...], lengths: Tensor | None) -> int | Tensor | None:
         """Tokens of a chunk, where chunks of a sequence lie side by side: one number, or (batch,) one for each row."""
         config = self.config
         # what is turned by positions has means of its own
-        if len(covered) == 2 or config.rotary or (config.overlap and not config.is_decoder):
+        if len(padded_shape) == 2 or config.rotary or (config.overlap and not config.is_decoder):
             return None
         size, landmarks = config.chunking
         if landmarks is None:
             return size
         if lengths is None:
-            return max(1, covered[0] // landmarks)
+            return max(1, padded_shape[0] // landmarks)
         return (whole_windows(lengths, config.window) // landmarks).clamp(min=1)
 
     def _means(self, chunks: ChunkSums) -> tuple[Tensor, Tensor]:
@@ -190,19 +190,19 @@ class EVA(WindowMixer[EVAConfig]):
         rows = 2 * self.inner
         sums = F.linear(chunks.sums, self.qkv.weight[:rows])
         if self.qkv.bias is not None:
-            sums = sums + chunks.tokens * self.qkv.bias[:rows]
+            sums = sums + chunks.num_tokens * self.qkv.bias[:rows]
         q_mean, k_mean = (sums / chunks.sizes).unflatten(-1, (2, self.config.heads, -1)).transpose(1, 3).unbind(2)
         return q_mean, k_mean
 
     def _cut_and_summarise(
-        self, flat: Tensor, covered: tuple[int, ...], mask: Tensor | None, lengths: Tensor | None
+        self, flat: Tensor, padded_shape: tuple[int, ...], mask: Tensor | None, lengths: Tensor | None
     ) -> Summaries:
         """Summaries of chunks that overlap, lie on a grid, or hold queries and keys that are turned by positions."""
         config, qkv = self.config, self.split_heads(flat)
-        extension = 0 if config.is_decoder else self.reach[0]
-        chunks = cut(qkv, covered, mask, lengths, config.window, extension, *config.chunking)
-        chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.tokens, chunks.sizes)
-        return Summaries(chunk_k, chunk_v, chunks.exists, chunks.length if config.causal else 0)
+        extension = 0 if config.is_decoder else self.look_back
+        chunks = cut(qkv, padded_shape, mask, lengths, config.window, extension, *config.chunking)
+        chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.cells_mask, chunks.sizes)
+        return Summaries(chunk_k, chunk_v, chunks.mask, chunks.length if config.causal else 0)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> EVAState:
         assert self.max_step is not None
@@ -226,12 +226,12 @@ class EVA(WindowMixer[EVAConfig]):
             append_at(old, one, state.lengths // size, ends, room)
             for old, one in zip((state.chunk_k, state.chunk_v), finished, strict=True)
         )
-        near = self.stream_window(q, all_k, state.lengths)
+        local = self.stream_window(q, all_k, state.lengths)
         position = state.lengths[:, None] + torch.arange(time, device=x.device)
         before = torch.arange(room, device=x.device) < (position // size)[..., None]
-        far = self._chunk_logits(q, chunk_k, before[:, None])
-        a_near, a_far = self._attend(near, far, v.dtype)
-        y = self.merge(a_near @ all_v + a_far @ chunk_v)
+        summary = self._chunk_logits(q, chunk_k, before[:, None])
+        local_probs, summary_probs = self._attend(local, summary, v.dtype)
+        y = self.merge_heads(local_probs @ all_v + summary_probs @ chunk_v)
         window = self.slide(state, all_k, all_v, new)
         last_q = keep_last(all_q, new, size - 1, dim=2)
         lengths = advanced(state.lengths, new, time)
@@ -250,14 +250,14 @@ class EVA(WindowMixer[EVAConfig]):
             place = place.clamp(max=part.shape[2] - 1)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3])
             return part.gather(2, place).unsqueeze(2)
 
-        tokens = torch.ones((1, 1, 1, size), dtype=torch.bool, device=q.device)
+        mask = torch.ones((1, 1, 1, size), dtype=torch.bool, device=q.device)
         sizes = torch.full((1, 1, 1, 1), size, device=q.device)
-        return self._summarise(current(q), current(k), current(v), tokens, sizes)
+        return self._summarise(current(q), current(k), current(v), mask, sizes)
 
-    def _summarise(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    def _summarise(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and beta of chunks (batch, heads, chunks, cells, d), each (batch, heads, chunks, d)."""
         chunk_k, omega = self._centre(q.sum(-2) / sizes, k.sum(-2) / sizes)
-        return chunk_k, gathered_chunk_values(k, v, omega, tokens)
+        return chunk_k, gathered_chunk_values(k, v, omega, mask)
 
     def _centre(self, q_mean: Tensor, k_mean: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and omega of chunks from their mean queries and keys, all (batch, heads, chunks, d)."""
@@ -268,13 +268,13 @@ class EVA(WindowMixer[EVAConfig]):
             mu = mu if self.config.is_decoder else mu / 2
         return chunk_k, mu + noise.normal(mu.shape, mu) if self.training else mu
 
-    def _chunk_logits(self, q: Tensor, chunk_k: Tensor, visible: Tensor) -> Tensor:
+    def _chunk_logits(self, q: Tensor, chunk_k: Tensor, mask: Tensor) -> Tensor:
         """s q_i . k~_c for queries (batch, heads, N, d): (batch, heads, N, chunks)."""
         logits = at_least_float32((q * self.scale) @ chunk_k.transpose(-1, -2))
-        return keep(logits, visible)
+        return keep(logits, mask)
 
-    def _attend(self, near: Tensor, far: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    def _attend(self, local: Tensor, summary: Tensor, dtype: torch.dtype) -> list[Tensor]:
         """One softmax over window and chunk logits, split again."""
-        joint = torch.cat([near, far], -1).softmax(-1).to(dtype)
+        joint = torch.cat([local, summary], -1).softmax(-1).to(dtype)
         joint = F.dropout(joint, self.config.attention_dropout, self.training)
-        return list(joint.split([near.shape[-1], far.shape[-1]], -1))
+        return list(joint.split([local.shape[-1], summary.shape[-1]], -1))

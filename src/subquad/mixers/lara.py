@@ -97,13 +97,13 @@ class LARA(AttentionMixer[LARAConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         flat = self.projections(x)
-        q_bar, k_bar, exists = self._landmarks(x, flat, layout)
+        q_bar, k_bar, mask = self._landmarks(x, flat, layout)
         with full_precision(x):
-            sampling = self._sampling(at_least_float32(q_bar), at_least_float32(k_bar), exists)
+            sampling = self._sampling(at_least_float32(q_bar), at_least_float32(k_bar), mask)
             by_head = flat.unflatten(-1, (3, self.config.heads, -1))
             w = sampling.omega, sampling.for_queries
             y = landmark_attention(by_head, *w, sampling.shared, sampling.focus, layout.mask)
-        return self.finish(y.to(flat.dtype)), None
+        return self.project_out(y.to(flat.dtype)), None
 
     # ------------------------------------------------------------------ landmarks
 
@@ -114,28 +114,28 @@ class LARA(AttentionMixer[LARAConfig]):
         """
         config = self.config
         member = self._members(x, layout)
-        exists = member.any(-1) if layout.mask is not None else None
+        mask = member.any(-1) if layout.mask is not None else None
         if config.proposal == "adaptive":
             assert self.q_map is not None
             assert self.k_map is not None
             q, k, _ = self.split_heads(flat)
             mapped = torch.stack([self.q_map(q), self.k_map(k)], 1)
             q_bar, k_bar = means(member[:, None, None], mapped).unbind(1)
-            return q_bar, k_bar, exists
+            return q_bar, k_bar, mask
         if config.rotary:  # what is turned by positions has means of its own
             landmarks = self.split_heads(means(member, flat))
         else:
             even = layout == Layout() and x.shape[1] % config.landmarks == 0 and tracing.may_branch_on_length()
             landmarks = self.project(x.unflatten(1, (config.landmarks, -1)).mean(2) if even else means(member, x))
-        q_bar, k_bar, v_bar = (self._only(exists, part) for part in landmarks)
+        q_bar, k_bar, v_bar = (self._only(mask, part) for part in landmarks)
         if layout.grid is None:
-            return q_bar, k_bar, exists
+            return q_bar, k_bar, mask
         if config.proposal == "pool":
             q_bar, k_bar = self._map_pooled(self.q_map, q_bar), self._map_pooled(self.k_map, k_bar)
         if config.mixing != "none":
             bias = (v_bar.norm(dim=-1) + 1e-4).log().unsqueeze(-2) if config.mixing == "values" else None
-            k_bar = self._mix_keys(k_bar, bias, exists)
-        return q_bar, k_bar, exists
+            k_bar = self._mix_keys(k_bar, bias, mask)
+        return q_bar, k_bar, mask
 
     def _members(self, x: Tensor, layout: Layout) -> Tensor:
         """Which tokens each landmark stands for: (batch or 1, c, N) bool."""
@@ -150,9 +150,9 @@ class LARA(AttentionMixer[LARAConfig]):
         return member if layout.mask is None else member & layout.mask[:, None, :]
 
     @staticmethod
-    def _only(exists: Tensor | None, landmarks: Tensor) -> Tensor:
+    def _only(mask: Tensor | None, landmarks: Tensor) -> Tensor:
         """Zeros for landmarks (batch, heads, c, d) that stand for nothing, where projections have their biases."""
-        return landmarks if exists is None else landmarks.masked_fill(~exists[:, None, :, None], 0)
+        return landmarks if mask is None else landmarks.masked_fill(~mask[:, None, :, None], 0)
 
     def _map_pooled(self, linear_norm: HeadMap | None, pooled: Tensor) -> Tensor:
         assert linear_norm is not None
@@ -160,12 +160,12 @@ class LARA(AttentionMixer[LARAConfig]):
             return linear_norm(pooled)
         return linear_norm(pooled.transpose(1, 2).flatten(2)).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
 
-    def _mix_keys(self, k_bar: Tensor, bias: Tensor | None, exists: Tensor | None) -> Tensor:
+    def _mix_keys(self, k_bar: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
         logits = at_least_float32(self.scale * k_bar @ k_bar.transpose(-1, -2))
         if bias is not None:
             logits = logits + bias
-        if exists is not None:
-            logits = keep(logits, exists[:, None, None, :])
+        if mask is not None:
+            logits = keep(logits, mask[:, None, None, :])
         return logits.softmax(-1).to(k_bar.dtype) @ k_bar
 
     # ------------------------------------------------------------------ importance sampling
@@ -182,28 +182,28 @@ class LARA(AttentionMixer[LARAConfig]):
         z = noise.normal(mu.shape, mu)
         return twice + torch.cat([z, -z], 2), 2
 
-    def _sampling(self, q_bar: Tensor, k_bar: Tensor, exists: Tensor | None) -> Sampling:
+    def _sampling(self, q_bar: Tensor, k_bar: Tensor, mask: Tensor | None) -> Sampling:
         """What landmarks (batch, heads, c, d) say about the estimate, before any key or query is seen."""
         mu = q_bar + k_bar
         omega, times = self._samples(mu)
         if times > 1:
             q_bar, mu = q_bar.repeat(1, 1, times, 1), mu.repeat(1, 1, times, 1)
-            exists = exists.repeat(1, times) if exists is not None else None
+            mask = mask.repeat(1, times) if mask is not None else None
         density = kernel_logits(omega, mu, self.scale)
-        total = (density if exists is None else keep(density, exists[:, None, None, :])).logsumexp(-1, keepdim=True)
+        total = (density if mask is None else keep(density, mask[:, None, None, :])).logsumexp(-1, keepdim=True)
         shared, for_queries, focus = -total, omega, None
         if self.config.weights == "biased":
             for_queries = omega + mu
         if self.config.weights == "opt":
             own = density.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
             shared = -own
-            if exists is None:
+            if mask is None:
                 share = own.new_full((1, own.shape[2]), 1 / own.shape[2])
             else:
-                share = exists.to(own.dtype) / exists.sum(-1, keepdim=True)
+                share = mask.to(own.dtype) / mask.sum(-1, keepdim=True)
             focus = Focus(q_bar, (own - total).exp(), share, self.config.alpha)
-        if exists is not None:
-            shared = keep(shared, exists[:, None, :, None])
+        if mask is not None:
+            shared = keep(shared, mask[:, None, :, None])
         return Sampling(omega, for_queries, shared, focus)
 
 

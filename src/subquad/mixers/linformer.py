@@ -143,7 +143,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
 
     def attend_context(self, x: Tensor, memory: LinformerContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)
-        return self.merge(self.attend(q, memory.k, memory.v))
+        return self.merge_heads(self.attend(q, memory.k, memory.v))
 
     def why_no_streaming(self) -> str:
         return f"{self.name} streams only as cross-attention: over its own sequence every slot mixes all positions"

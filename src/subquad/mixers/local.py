@@ -21,7 +21,7 @@ from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced
-from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, uncover
+from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, crop
 
 
 class LocalConfig(WindowConfig):
@@ -44,23 +44,23 @@ class Local(WindowMixer[LocalConfig]):
         super().setup()
         self.max_step = self.config.window
 
-    def window_on(self, space: tuple[int, ...]) -> int:
+    def window_on(self, shape: tuple[int, ...]) -> int:
         """Beyond a grid there is nothing to attend to: a larger window is the grid itself."""
-        if len(space) == 1 or self.bias is not None:
-            return super().window_on(space)
-        return min(self.config.window, max(space))
+        if len(shape) == 1 or self.bias is not None:
+            return super().window_on(shape)
+        return min(self.config.window, max(shape))
 
-    def reach_on(self, space: tuple[int, ...]) -> tuple[int, int]:
-        if len(space) == 1 or self.bias is not None:
-            return self.reach
-        return min(self.reach[0], max(space)), min(self.reach[1], max(space))
+    def look_on(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        if len(shape) == 1 or self.bias is not None:
+            return super().look_on(shape)
+        return min(self.look_back, max(shape)), min(self.look_forward, max(shape))
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        space = self.space_of(x, layout)
-        x, covered, mask = self.cover(x, layout, space)
+        shape = self.shape_of(x, layout)
+        x, padded_shape, mask = self.pad_to_windows(x, layout, shape)
         qkv = self.by_head(self.projections(x))
-        y = window_attention(qkv, self.windows(covered), self.bias_values(), mask)
-        return uncover(self.finish(y), covered, space), None
+        y = window_attention(qkv, self.windows(padded_shape), self.bias_values(), mask)
+        return crop(self.project_out(y), padded_shape, shape), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         return WindowState(*self.new_window(batch, device, dtype))
@@ -69,4 +69,4 @@ class Local(WindowMixer[LocalConfig]):
         q, k, v = self.project(x, state.lengths)
         k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         y = self.stream_window(q, k, state.lengths).softmax(-1).to(v.dtype) @ v
-        return self.merge(y), WindowState(advanced(state.lengths, new, x.shape[1]), *self.slide(state, k, v, new))
+        return self.merge_heads(y), WindowState(advanced(state.lengths, new, x.shape[1]), *self.slide(state, k, v, new))

@@ -126,22 +126,22 @@ class Performer(AttentionMixer[PerformerConfig]):
         flat = self.projections(x)
         if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine:
             assert matrix is not None
-            return self.finish(self._attend(flat, matrix, layout.mask)), None
+            return self.project_out(self._attend(flat, matrix, layout.mask)), None
         q, k, v = (at_least_float32(t) for t in self.split_heads(flat))
         with full_precision(x):
             turn = self._turn(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
             sums = self._summed(k, v, matrix, layout.mask, turn)
             y = self._read(q, matrix, lambda level: _largest(_only(level, layout.mask)), sums, turn)
-        return self.merge(y), None
+        return self.merge_heads(y), None
 
-    def _attend(self, flat: Tensor, matrix: Tensor, valid: Tensor | None) -> Tensor:
+    def _attend(self, flat: Tensor, matrix: Tensor, mask: Tensor | None) -> Tensor:
         """`_summed` and `_read` for favorp, of projections (batch, time, 3 C): (batch, time, heads, d)."""
         qkv = flat.unflatten(-1, (3, self.config.heads, -1))
         matrix = matrix.to(torch.promote_types(flat.dtype, torch.float32))
         scores = feature_scores(qkv, matrix)
         query_level, key_level = noise.constant(scores.level).unbind(0)
-        level = torch.stack([query_level, _largest(_only(key_level, valid)).expand_as(query_level)])
-        return feature_attention(qkv, matrix, scores, level, valid, self.feature_map.floor, SMALLEST_NORMALISER)
+        level = torch.stack([query_level, _largest(_only(key_level, mask)).expand_as(query_level)])
+        return feature_attention(qkv, matrix, scores, level, mask, self.feature_map.floor, SMALLEST_NORMALISER)
 
     def averages_values(self) -> bool:
         return self.config.feature_map not in ("relu", "dpfp")  # few such weights may sum to less than the normaliser
@@ -170,7 +170,7 @@ class Performer(AttentionMixer[PerformerConfig]):
             # the first row as a sum of at most one row: an empty batch has none
             matrix = memory.matrix[:1].sum(0) if memory.matrix is not None else None
             y = self._read(q, matrix, noise.constant, Sums(memory.sums, memory.counts), None)
-        return self.merge(y)
+        return self.merge_heads(y)
 
     # ------------------------------------------------------------------ causal
 
@@ -196,17 +196,17 @@ class Performer(AttentionMixer[PerformerConfig]):
         """Reads x (batch, time, C), the first new[b] positions of row b being tokens, after what `state` has read."""
         q, k, v = (at_least_float32(t) for t in self.project(x, state.lengths))
         with full_precision(x):
-            valid = right_padded(new, x.shape[1]) if new is not None else None
+            mask = right_padded(new, x.shape[1]) if new is not None else None
             positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
             turn = self._turn(positions, state.lengths, q.dtype)
-            query, key = self._features(q, matrix, valid), self._features(k, matrix, valid)
+            query, key = self._features(q, matrix, mask), self._features(k, matrix, mask)
             query_level = torch.maximum(running_maximum(noise.constant(query.level)), state.query_level[..., None])
             key_level = torch.maximum(running_maximum(noise.constant(key.level)), state.key_level[..., None])
             queries = self._query_values(query, query_level)
             # The level of what is not a token keeps it out only once a row has read one: hence the masks.
             keys, values = _relative(key, key_level), _with_one(v)
-            if valid is not None:
-                keys, values = keys * valid[:, None, :, None], values * valid[:, None, :, None]
+            if mask is not None:
+                keys, values = keys * mask[:, None, :, None], values * mask[:, None, :, None]
             mixed, sums = causal_sums(
                 _turned(queries, turn), _turned(keys, turn), values, key_level, state.sums, state.key_level
             )
@@ -221,26 +221,26 @@ class Performer(AttentionMixer[PerformerConfig]):
         # Copies: a state must not keep alive what its last entries were cut from.
         last = (sums, floor_sums, key_level[..., -1], query_level[..., -1])
         lengths = advanced(state.lengths, new, x.shape[1])
-        return self.merge(y), PerformerState(lengths, *(t.clone() for t in last))
+        return self.merge_heads(y), PerformerState(lengths, *(t.clone() for t in last))
 
     # ------------------------------------------------------------------ features
 
-    def _features(self, t: Tensor, matrix: Tensor | None, valid: Tensor | None) -> Features:
+    def _features(self, t: Tensor, matrix: Tensor | None, mask: Tensor | None) -> Features:
         """Features of t (batch, heads, time, d); what is not a token has a level below all others."""
         values, level = self.feature_map(t, matrix)
-        return Features(values, _only(level, valid))
+        return Features(values, _only(level, mask))
 
     def _query_values(self, query: Features, reference: Tensor) -> Tensor:
         values = _relative(query, reference) if self.feature_map.shares_query_level else query.values
         return values + self.feature_map.floor
 
-    def _summed(self, k: Tensor, v: Tensor, matrix: Tensor | None, valid: Tensor | None, turn: Turn) -> Sums:
+    def _summed(self, k: Tensor, v: Tensor, matrix: Tensor | None, mask: Tensor | None, turn: Turn) -> Sums:
         """Sums over the tokens of each row."""
         floor = self.feature_map.floor
-        keys = self.feature_map.scaled(k, matrix, lambda level: _largest(_only(level, valid)))
+        keys = self.feature_map.scaled(k, matrix, lambda level: _largest(_only(level, mask)))
         if turn is not None:
             keys, floor = _turned(keys + floor, turn), 0.0
-        return sum_keys(keys, v, valid, floor)
+        return sum_keys(keys, v, mask, floor)
 
     def _read(self, q: Tensor, matrix: Tensor | None, reference: Reference, sums: Sums, turn: Turn) -> Tensor:
         """phi(q_i) . sums, normalised: (batch, heads, time, d). `reference` is for maps that compare queries."""
@@ -278,9 +278,9 @@ class Performer(AttentionMixer[PerformerConfig]):
 # ---------------------------------------------------------------------- small helpers
 
 
-def _only(level: Tensor, valid: Tensor | None) -> Tensor:
+def _only(level: Tensor, mask: Tensor | None) -> Tensor:
     """Levels (batch, heads, time) with those of what is not a token below all others."""
-    return level if valid is None else level.masked_fill(~valid[:, None], NO_LEVEL)
+    return level if mask is None else level.masked_fill(~mask[:, None], NO_LEVEL)
 
 
 def _largest(level: Tensor) -> Tensor:

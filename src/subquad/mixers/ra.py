@@ -48,7 +48,7 @@ class RA(AttentionMixer[RAConfig]):
                 omega = omega + noise.normal(omega.shape, omega)
             exponent = omega @ k.transpose(-1, -2) - k.square().sum(-1)[:, :, None, :] / 2
             heads = _softmax(exponent * self.scale, padding) @ v
-        return self.merge(heads), None
+        return self.merge_heads(heads), None
 
     def _proposed(self, q: Tensor, k: Tensor, layout: Layout, padding: Tensor | None) -> Tensor:
         """What moves each query towards the keys: (batch, heads, time or 1, d)."""

@@ -29,7 +29,7 @@ from subquad.mixers.base import Capabilities
 from subquad.mixers.features import Projection
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
-from subquad.mixers.windows import WindowConfig, WindowMixer, uncover
+from subquad.mixers.windows import WindowConfig, WindowMixer, crop
 
 
 class ScatterBrainConfig(WindowConfig):
@@ -54,12 +54,12 @@ class ScatterBrain(WindowMixer[ScatterBrainConfig]):
         self.projection = Projection(config.heads, config.features, config.head_width, config.projection)
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        space = self.space_of(x, layout)
-        x, covered, mask = self.cover(x, layout, space)
+        shape = self.shape_of(x, layout)
+        x, padded_shape, mask = self.pad_to_windows(x, layout, shape)
         q, k, v = self.project(x)
-        windows = self.windows(covered)
+        windows = self.windows(padded_shape)
         q_windows, k_windows, v_windows, mask_windows = in_windows(q, k, v, windows, mask)
-        near = window_logits(q_windows, k_windows, windows, self.bias_values(), mask_windows)
+        local = window_logits(q_windows, k_windows, windows, self.bias_values(), mask_windows)
         with full_precision(x):
             q_windows, k, k_windows, v, v_windows = (
                 at_least_float32(part) for part in (q_windows, k, k_windows, v, v_windows)
@@ -68,12 +68,13 @@ class ScatterBrain(WindowMixer[ScatterBrainConfig]):
             log_k = self._log_features(matrix, k)
             if mask is not None:
                 log_k = keep(log_k, mask[:, None, :, None])
-            near_k = keep(self._log_features(matrix[:, None], k_windows), mask_windows.unsqueeze(-1))
-            log_mass, values = self._rest(log_k, v, near_k, v_windows)
-            far = self._log_features(matrix[:, None], q_windows) + log_mass
-            a_near, a_far = torch.cat([near, far], -1).softmax(-1).split([near.shape[-1], far.shape[-1]], -1)
-            y = a_near @ v_windows + a_far @ values
-        return uncover(self.merge(merge_windows(y, windows)), covered, space), None
+            local_k = keep(self._log_features(matrix[:, None], k_windows), mask_windows.unsqueeze(-1))
+            log_mass, values = self._rest(log_k, v, local_k, v_windows)
+            summary = self._log_features(matrix[:, None], q_windows) + log_mass
+            probs = torch.cat([local, summary], -1).softmax(-1)
+            local_probs, summary_probs = probs.split([local.shape[-1], summary.shape[-1]], -1)
+            y = local_probs @ v_windows + summary_probs @ values
+        return crop(self.merge_heads(merge_windows(y, windows)), padded_shape, shape), None
 
     def _log_features(self, matrix: Tensor, t: Tensor) -> Tensor:
         """a(t) of tokens (..., N, d), with W (..., m, d): (..., N, m)."""

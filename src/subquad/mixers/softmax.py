@@ -77,19 +77,19 @@ class SoftmaxHeads(AttentionMixer[SoftmaxConfigT]):
             return nn.Identity()
         return nn.Linear(self.inner, self.config.dim, bias=self.config.out_bias)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         drop = self.config.attention_dropout if self.training else 0.0
         plain = not (drop or causal or torch.is_grad_enabled() or tracing.is_exporting())
         if plain and q.shape[2] <= FEW_QUERIES and q.device.type == "cpu":
-            return _attend_plainly(q, k, v, allowed)
-        return F.scaled_dot_product_attention(q, k, v, allowed, drop, is_causal=causal)
+            return _attend_plainly(q, k, v, mask)
+        return F.scaled_dot_product_attention(q, k, v, mask, drop, is_causal=causal)
 
 
-def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """The equation as it stands: one table of weights for every query."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    if allowed is not None:
-        scores.masked_fill_(allowed.logical_not(), -float("inf"))
+    if mask is not None:
+        scores.masked_fill_(mask.logical_not(), -float("inf"))
     return scores.softmax(-1) @ v
 
 
@@ -104,11 +104,11 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         q, k, v = self.project(x)
         if layout.mask is None:
-            return self.merge(self.attend(q, k, v, causal=self.config.causal)), None
-        allowed = layout.mask[:, None, None, :]
+            return self.merge_heads(self.attend(q, k, v, causal=self.config.causal)), None
+        mask = layout.mask[:, None, None, :]
         if self.config.causal:
-            allowed = allowed & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
-        return self.merge(self.attend(q, k, v, allowed)), None
+            mask = mask & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        return self.merge_heads(self.attend(q, k, v, mask)), None
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> SoftmaxState:
         empty = torch.zeros(batch, self.config.heads, 0, self.config.head_width, device=device, dtype=dtype)
@@ -119,16 +119,16 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
         time, room, ragged = x.shape[1], state.k.shape[2] + x.shape[1], state.ragged or new is not None
         lengths = advanced(state.lengths, new, time)
         if ragged:
-            keep = right_padded(lengths - state.lengths, time)
-            k = append_at(state.k, k, state.lengths, keep, room)
-            v = append_at(state.v, v, state.lengths, keep, room)
+            new_mask = right_padded(lengths - state.lengths, time)
+            k = append_at(state.k, k, state.lengths, new_mask, room)
+            v = append_at(state.v, v, state.lengths, new_mask, room)
         else:
             k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
-        allowed = None
+        mask = None
         if ragged or time > 1:  # the one newest token of every row sees all
             position = state.lengths[:, None] + torch.arange(time, device=x.device)
-            allowed = (torch.arange(room, device=x.device) <= position[..., None])[:, None]
-        return self.merge(self.attend(q, k, v, allowed)), SoftmaxState(lengths, k, v, ragged)
+            mask = (torch.arange(room, device=x.device) <= position[..., None])[:, None]
+        return self.merge_heads(self.attend(q, k, v, mask)), SoftmaxState(lengths, k, v, ragged)
 
     def encode_context(self, context: Tensor, layout: Layout) -> SoftmaxContext:
         k, v = self.project_part(context, 1, 3)
@@ -138,5 +138,5 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
 
     def attend_context(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)
-        allowed = right_padded(memory.lengths, memory.k.shape[2])[:, None, None, :] if memory.padded else None
-        return self.merge(self.attend(q, memory.k, memory.v, allowed))
+        mask = right_padded(memory.lengths, memory.k.shape[2])[:, None, None, :] if memory.padded else None
+        return self.merge_heads(self.attend(q, memory.k, memory.v, mask))

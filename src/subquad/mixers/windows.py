@@ -1,8 +1,7 @@
 """Windows over sequences and grids: what they cover, relative biases, and the streaming window.
 
-A window holds `size` cells per axis; its keys reach `before` cells further on the low side and `after` on the high
-side. Axes of a tensor that is cut: (batch, heads, *space, width) with space = (T,) or (H, W); windows are enumerated
-row by row, and so are the cells inside a window.
+A window holds `size` cells per axis. Its keys begin `look_back` cells before it and end `look_forward` cells after it.
+What is cut into windows has the shape (T,) or (H, W). Windows are counted row by row, and so are the cells in one.
 """
 
 import math
@@ -49,27 +48,22 @@ class WindowConfig(AttentionConfig):
             raise ValueError("a causal mixer reads sequences: dims=2 is not possible")
 
     @property
-    def reach(self) -> tuple[int, int]:
-        """How far keys reach before and after the window."""
+    def look(self) -> tuple[int, int]:
+        """look_back and look_forward: how far keys reach before and after the window."""
         extension = max(1, self.window // 2) if self.overlap else 0
         return extension, extension
 
 
-# ---------------------------------------------------------------------- what windows cover
+# ---------------------------------------------------------------------- whole windows
 
 
-def uncover(y: Tensor, covered: Sequence[int], space: Sequence[int]) -> Tensor:
-    """The cells of `space` among those that were covered: (batch, covered cells, channels) -> (batch, N, channels)."""
-    if len(space) == 1:
+def crop(y: Tensor, padded_shape: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Undoes `pad_to_windows`: (batch, cells of padded_shape, channels) -> (batch, cells of shape, channels)."""
+    if len(shape) == 1:
         if not tracing.may_branch_on_length():  # a slice is contiguous or not: two graphs; a lookup always is
-            return y.index_select(1, torch.arange(space[0], device=y.device))
-        return y[:, : space[0]]
-    return y if covered == space else y.unflatten(1, tuple(covered))[:, : space[0], : space[1]].flatten(1, 2)
-
-
-def mask_cells(x: Tensor, tokens: Tensor | None) -> Tensor:
-    """Zeros where cells are not tokens; None: all are."""
-    return x if tokens is None else x.masked_fill(~tokens, 0)
+            return y.index_select(1, torch.arange(shape[0], device=y.device))
+        return y[:, : shape[0]]
+    return y if padded_shape == shape else y.unflatten(1, tuple(padded_shape))[:, : shape[0], : shape[1]].flatten(1, 2)
 
 
 # ---------------------------------------------------------------------- relative biases
@@ -124,12 +118,12 @@ class OffsetTable(nn.Module):
 
     def __init__(self, heads: int, window: int, extension: int) -> None:
         super().__init__()
-        reach, side = window + extension - 1, window + 2 * extension
-        self.table = nn.Parameter(torch.empty(2 * reach * (side + 1) + 1, heads))
+        furthest, side = window + extension - 1, window + 2 * extension
+        self.table = nn.Parameter(torch.empty(2 * furthest * (side + 1) + 1, heads))
         nn.init.trunc_normal_(self.table, std=0.02)
         query = torch.cartesian_prod(torch.arange(window), torch.arange(window))
         key = torch.cartesian_prod(torch.arange(side), torch.arange(side)) - extension
-        offset = query[:, None] - key + reach
+        offset = query[:, None] - key + furthest
         self.register_buffer("rows", offset[..., 0] * side + offset[..., 1], persistent=False)
 
     def forward(self) -> Tensor:
@@ -175,17 +169,17 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
     def setup(self) -> None:
         super().setup()
         config = self.config
-        self.reach = before, after = config.reach
+        self.look_back, self.look_forward = look_back, look_forward = config.look
         axes = config.dims or 1
-        queries, keys = config.window**axes, (before + config.window + after) ** axes
+        queries, keys = config.window**axes, (look_back + config.window + look_forward) ** axes
         self.bias: PairTable | OffsetTable | T5Bias | None = None
         if config.relative == "t5":
             heads = 1 if self.t5_heads_shared else config.heads
-            self.bias = T5Bias(heads, self.scale, before, config.window, (queries, keys), config.causal)
+            self.bias = T5Bias(heads, self.scale, look_back, config.window, (queries, keys), config.causal)
         elif config.relative == "table":
             pairs = axes == 1
             self.bias = (
-                PairTable(config.heads, queries, keys) if pairs else OffsetTable(config.heads, config.window, before)
+                PairTable(config.heads, queries, keys) if pairs else OffsetTable(config.heads, config.window, look_back)
             )
 
     def sees_grid(self, grid: tuple[int, int]) -> bool:
@@ -196,45 +190,47 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
             )
         return self.config.dims != 1
 
-    def space_of(self, x: Tensor, layout: Layout) -> tuple[int, ...]:
+    def shape_of(self, x: Tensor, layout: Layout) -> tuple[int, ...]:
         if layout.grid is None and self.config.dims == 2:
             raise ValueError(f"{self.name} was built with dims=2: give grid=(H, W)")
         return layout.grid or (x.shape[1],)
 
-    def window_on(self, space: tuple[int, ...]) -> int:
-        """The side of the windows on a space."""
+    def window_on(self, shape: tuple[int, ...]) -> int:
+        """The side of the windows on a shape."""
         window = self.config.window
-        if len(space) == 2 and window > LARGE and window >= WASTE * max(space):
+        if len(shape) == 2 and window > LARGE and window >= WASTE * max(shape):
             raise ValueError(
-                f"{self.name}: windows of {window} x {window} on a grid of {space[0]} x {space[1]} would be nearly "
-                f"empty and cost as much as full ones; give window={max(space)} or less"
+                f"{self.name}: windows of {window} x {window} on a grid of {shape[0]} x {shape[1]} would be nearly "
+                f"empty and cost as much as full ones; give window={max(shape)} or less"
             )
         return window
 
-    def reach_on(self, space: tuple[int, ...]) -> tuple[int, int]:  # noqa: ARG002
-        """How far keys reach before and after a window on a space."""
-        return self.reach
+    def look_on(self, shape: tuple[int, ...]) -> tuple[int, int]:  # noqa: ARG002
+        """How far keys reach before and after a window on a shape."""
+        return self.look_back, self.look_forward
 
-    def cover(self, x: Tensor, layout: Layout, space: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
+    def pad_to_windows(
+        self, x: Tensor, layout: Layout, shape: tuple[int, ...]
+    ) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
         """x with zeros at the end, or at the bottom and right, up to whole windows: (batch, cells, channels).
 
-        Also the covered space, and a mask of its cells: (batch or 1, cells) bool, None when all are tokens.
+        Also the padded shape, and a mask of its cells: (batch or 1, cells) bool, None when all are tokens.
         """
-        size = self.window_on(space)
-        covered = tuple(((cells + size - 1) // size + tracing.is_symbolic(cells)) * size for cells in space)
+        size = self.window_on(shape)
+        padded_shape = tuple(((cells + size - 1) // size + tracing.is_symbolic(cells)) * size for cells in shape)
         # Compiled code always pads and masks: a branch on the length would cost a graph of its own.
-        if layout.mask is None and tracing.may_branch_on_length() and covered == space:
-            return x, covered, None
-        valid = layout.mask if layout.mask is not None else x.new_ones((1, x.shape[1]), dtype=torch.bool)
+        if layout.mask is None and tracing.may_branch_on_length() and padded_shape == shape:
+            return x, padded_shape, None
+        mask = layout.mask if layout.mask is not None else x.new_ones((1, x.shape[1]), dtype=torch.bool)
         pads = [0, 0]
-        for cells, whole in zip(reversed(space), reversed(covered), strict=True):
+        for cells, whole in zip(reversed(shape), reversed(padded_shape), strict=True):
             pads += [0, whole - cells]
-        grown = F.pad(x.unflatten(1, space), pads).flatten(1, -2)
-        return grown, covered, F.pad(valid.view(-1, *space, 1), pads).flatten(1)
+        grown = F.pad(x.unflatten(1, shape), pads).flatten(1, -2)
+        return grown, padded_shape, F.pad(mask.view(-1, *shape, 1), pads).flatten(1)
 
-    def windows(self, covered: tuple[int, ...]) -> Windows:
-        """The windows of a covered space."""
-        return Windows(covered, self.window_on(covered), *self.reach_on(covered), self.config.causal)
+    def windows(self, padded_shape: tuple[int, ...]) -> Windows:
+        """The windows of a padded shape."""
+        return Windows(padded_shape, self.window_on(padded_shape), *self.look_on(padded_shape), self.config.causal)
 
     def bias_values(self) -> Tensor | None:
         """What the relative bias adds to the logits of a window: (heads or 1, queries, keys)."""
@@ -242,7 +238,7 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
 
     def new_window(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Lengths, keys and values of an empty streaming window."""
-        slots = self.reach[0] + self.config.window - 1
+        slots = self.look_back + self.config.window - 1
         empty = torch.zeros(batch, self.config.heads, slots, self.config.head_width, device=device, dtype=dtype)
         return fresh_lengths(batch, device), empty, empty
 
@@ -251,20 +247,20 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
 
         lengths: (batch,) tokens before these t. The bias is looked up at each query's true place in its window.
         """
-        window, before = self.config.window, self.reach[0]
+        window = self.config.window
         position = lengths[:, None] + torch.arange(q.shape[2], device=q.device)
         key_position = position[:, -1:] + 1 - torch.arange(k.shape[2], 0, -1, device=q.device)
-        first = (position // window * window - before)[..., None]
+        first = (position // window * window - self.look_back)[..., None]
         column = key_position[:, None, :] - first
-        reachable = (column >= 0) & (key_position >= 0)[:, None, :] & (key_position[:, None, :] <= position[..., None])
+        mask = (column >= 0) & (key_position >= 0)[:, None, :] & (key_position[:, None, :] <= position[..., None])
         logits = at_least_float32((q * self.scale) @ k.transpose(-1, -2))
         if self.bias is not None:
             table = self.bias()
             row = (position % window)[..., None].expand_as(column)
             logits = logits + table[:, row, column.clamp(0, table.shape[-1] - 1)].transpose(0, 1)
-        return keep(logits, reachable[:, None])
+        return keep(logits, mask[:, None])
 
     def slide(self, state: WindowState, k: Tensor, v: Tensor, new: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values that stay reachable after `new` tokens; k, v as given to `stream_window`."""
+        """Keys and values that stay mask after `new` tokens; k, v as given to `stream_window`."""
         slots = state.k.shape[2]
         return keep_last(k, new, slots, dim=2), keep_last(v, new, slots, dim=2)
