@@ -64,7 +64,7 @@ DOUBLED = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" f
 MERGED = "\n".join(["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}" for i in range(1, 40))])
 
 
-@pytest.mark.parametrize("text", [DOUBLED, MERGED, "a: &a [*a]", "[" * 500, "{a: " * 300 + "1" + "}" * 300])
+@pytest.mark.parametrize("text", [DOUBLED, MERGED, "a: &a [*a]", "[" * 500 + "]" * 500, "{a: " * 300 + "1" + "}" * 300])
 def test_values_without_end_are_refused(text: str) -> None:
     """Forty lines stand for 2^40 values: they are refused before they are made."""
     with pytest.raises(ValueError, match=rf"more than {MOST_VALUES:,} values|recursion"):

@@ -70,8 +70,9 @@ def test_it_is_compared(package: Path) -> None:
     ]
     subquad(package, "compare", "majority.yaml", "train.updates=20", *words)
     found = json.loads((package / "compared" / "result.json").read_text())
-    assert (found["metric"]["name"], found["metric"]["floor"]) == ("share of right answers", 50.0)
-    assert {cell["mechanism"]: cell["status"] for cell in found["cells"]} == {"softmax": "done", "performer": "done"}
+    assert (found["metric"]["name"], found["metric"]["chance_level"]) == ("share of right answers", 50.0)
+    statuses = {trial["mechanism"]: trial["status"] for trial in found["trials"]}
+    assert statuses == {"softmax": "done", "performer": "done"}
     assert {(point["mechanism"], point["part"]) for point in found["lengths"] if point["status"] == "done"} == {
         (mechanism, part) for mechanism in ("softmax", "performer") for part in ("encoder", "full")
     }
