@@ -300,8 +300,9 @@ def in_process(words: list[str], folder: Path | None = None) -> str:
 
 
 def with_part(part: dict[str, Any]) -> dict[str, Any]:
-    """A whole recipe with this part of one; data is taken as it is."""
-    return merged(WHOLE, part) | {"data": part.get("data", WHOLE["data"])}
+    """A whole recipe with this part of one, of the task that it names; data is taken as it is."""
+    whole = merged(WHOLE, SMALL.get(part.get("task", ""), {}))
+    return merged(whole, part) | {"data": part.get("data", WHOLE["data"])}
 
 
 def write_data(folder: Path) -> None:

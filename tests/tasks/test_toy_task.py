@@ -73,6 +73,6 @@ def test_it_is_compared(package: Path) -> None:
     assert (found["metric"]["name"], found["metric"]["chance_level"]) == ("share of right answers", 50.0)
     statuses = {trial["mechanism"]: trial["status"] for trial in found["trials"]}
     assert statuses == {"softmax": "done", "performer": "done"}
-    assert {(point["mechanism"], point["part"]) for point in found["lengths"] if point["status"] == "done"} == {
-        (mechanism, part) for mechanism in ("softmax", "performer") for part in ("encoder", "full")
-    }
+    assert {
+        (point["mechanism"], point["part"]) for point in found["measurements"]["lengths"] if point["status"] == "done"
+    } == {(mechanism, part) for mechanism in ("softmax", "performer") for part in ("encoder", "full")}
