@@ -38,7 +38,7 @@ def test_favorp_approaches_softmax_like_one_over_the_root_of_features(monkeypatc
         for _ in range(30):
             mixer = build("performer", dim=8, heads=1, features=count).double()
             monkeypatch.setattr(mixer.qkv, "forward", lambda x: torch.cat([q, k, v], -1)[:, 0])
-            monkeypatch.setattr(mixer, "finish", lambda heads: heads.transpose(1, 2))
+            monkeypatch.setattr(mixer, "project_out", lambda heads: heads.transpose(1, 2))
             y = mixer.train()(torch.zeros(1, 24, 8, dtype=torch.float64)).y
             squares.append((y - exact).square().mean())
         errors.append(torch.stack(squares).mean().sqrt().item())
