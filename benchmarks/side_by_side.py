@@ -4,9 +4,10 @@
     python -m benchmarks.side_by_side ../before .                          every mechanism, all kinds of work
     python -m benchmarks.side_by_side ../before . --mixers eva,local --lengths 512 --only train
 
-Each tree runs in a process of its own, which stays alive. The two take turns: one works while the other waits, so that
-what else the machine does meets both alike. A ratio is the median, over all turns, of the second tree's time divided
-by the first one's in the same turn; above 1 the second tree is slower.
+Each tree runs in a process of its own, which stays alive, and the first one in a second process as a control. They take
+turns: one works while the others wait, so that what else the machine does meets all alike. A ratio is the median, over
+all turns, of the second tree's time divided by the first one's in the same turn; above 1 the second tree is slower. The
+control's ratio is made in the same way and should be 1: a difference no larger than the control's says nothing.
 
 Work: forward (evaluation, no gradient), train (training mode, forward and backward), padded (train, with rows of
 different lengths), step (one token of a stream, 8 rows, after 64 others).
@@ -22,11 +23,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
-DIM, HEADS, TOKENS = 256, 4, 8192
+DIM, HEADS, TOKENS = 256, 4, 4096
 """Width of the model, and tokens of a batch: shorter sequences come in larger batches."""
 WORK = ("forward", "train", "padded", "step")
+NO_PAGE_FAULTS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Keeps freed memory, as `subquad.allocator` does: to ask the system for it again takes long, never equally long."""
 LEAST_SECONDS = 0.02
 """A turn repeats its work until it takes this long."""
 
@@ -127,7 +130,8 @@ class Tree:
     """A source tree and its process."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        environment = os.environ | {"PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": str(threads)}
+        own = {"PYTHONPATH": str((folder / "src").resolve()), "OMP_NUM_THREADS": str(threads)}
+        environment = os.environ | NO_PAGE_FAULTS | own
         command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, env=environment, cwd=folder, **pipes)
@@ -152,19 +156,29 @@ def _open(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def compare(trees: Sequence[Tree], case: Case, repeats: int) -> tuple[float, float, float] | str:
-    """Median seconds of both trees, and the median ratio; or why one of them refuses."""
-    turns: list[tuple[float, float]] = []
+class Measured(NamedTuple):
+    """Median seconds of both trees, and the median ratios of the second and of the control to the first."""
+
+    before: float
+    after: float
+    ratio: float
+    control: float
+
+
+def compare(trees: Sequence[Tree], case: Case, repeats: int) -> Measured | str:
+    """What trees (before, after, control) need for a case; or why one of them refuses."""
+    turns: list[list[float]] = []
     for number in range(repeats + 1):
-        order = (0, 1) if number % 2 else (1, 0)  # who comes second finds the machine warmer
+        order = [(number + shift) % len(trees) for shift in range(len(trees))]  # who comes later finds it warmer
         seconds = {which: trees[which].turn(case) for which in order}
         for refusal in seconds.values():
             if isinstance(refusal, str):
                 return refusal
         if number:  # the first turn warms up
-            turns.append((float(seconds[0]), float(seconds[1])))
-    before, after = (statistics.median(column) for column in zip(*turns, strict=True))
-    return before, after, statistics.median(second / first for first, second in turns)
+            turns.append([float(seconds[which]) for which in range(len(trees))])
+    before, after, _ = (statistics.median(column) for column in zip(*turns, strict=True))
+    ratio, control = (statistics.median(turn[which] / turn[0] for turn in turns) for which in (1, 2))
+    return Measured(before, after, ratio, control)
 
 
 def cases(options: argparse.Namespace, names: Sequence[str]) -> list[Case]:
@@ -186,8 +200,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mixers", type=lambda text: text.split(","), help="some mechanisms; default: all")
     parser.add_argument("--lengths", type=_numbers, default=(128, 1024, 4096), help="default: 128,1024,4096")
     parser.add_argument("--only", type=lambda text: text.split(","), default=WORK, help=f"some of {', '.join(WORK)}")
-    parser.add_argument("--threads", type=int, default=2, help="of each process; default: 2")
-    parser.add_argument("--repeats", type=int, default=9, help="turns of each tree; default: 9")
+    parser.add_argument("--threads", type=int, default=1, help="of each process; default: 1")
+    parser.add_argument("--repeats", type=int, default=15, help="turns of each tree; default: 15")
     parser.add_argument("--limit", type=float, default=1.03, help="ratios above it are marked; default: 1.03")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
     options = parser.parse_args(arguments)
@@ -208,19 +222,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     from subquad.mixers import available
 
-    trees = [Tree(folder, options.threads) for folder in (options.before, options.after)]
+    trees = [Tree(folder, options.threads) for folder in (options.before, options.after, options.before)]
     lines, above = [], 0
-    print(f"{'':44} {'before':>10} {'after':>10} {'ratio':>7}")
+    print(f"{'':44} {'before':>10} {'after':>10} {'ratio':>7} {'control':>7}")
     try:
         for case in cases(options, options.mixers or available()):
             measured = compare(trees, case, options.repeats)
             if isinstance(measured, str):
                 continue
-            before, after, ratio = measured
-            mark = "  slower" if ratio > options.limit else ""
+            mark = "  slower" if measured.ratio > options.limit else ""
             above += bool(mark)
-            print(f"{case!s:44} {1000 * before:8.3f}ms {1000 * after:8.3f}ms {ratio:7.3f}{mark}", flush=True)
-            lines.append({**asdict(case), "before": before, "after": after, "ratio": ratio})
+            seconds = f"{1000 * measured.before:8.3f}ms {1000 * measured.after:8.3f}ms"
+            print(f"{case!s:44} {seconds} {measured.ratio:7.3f} {measured.control:7.3f}{mark}", flush=True)
+            lines.append({**asdict(case), **measured._asdict()})
     finally:
         for tree in trees:
             tree.close()

@@ -13,7 +13,7 @@ from torch import Tensor
 from subquad.kernels.chunk_values import chunk_values
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.kernels.feature_attention import feature_attention, feature_scores
-from subquad.kernels.landmark_attention import Focus, landmark_attention
+from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.linear import int8_linear, to_int8
 from subquad.kernels.scan import causal_sums
 from subquad.kernels.vocabulary import largest, log_sum_exp
@@ -166,11 +166,11 @@ def feature_problems() -> list[Problem]:
 
             def run(qkv: Tensor, matrix: Tensor, mask: Tensor | None = kept) -> Tensor:
                 scores = feature_scores(qkv, matrix)
-                query, key = scores.level.detach().unbind(0)
+                query, key = scores.log_scale.detach().unbind(0)
                 if mask is not None:
                     key = key.masked_fill(~mask[:, None], -1e30)
-                level = torch.stack([query, key.amax(-1, keepdim=True).expand_as(query)])
-                return feature_attention(qkv, matrix, scores, level, mask, 1e-4, 1e-2)
+                log_scale = torch.stack([query, key.amax(-1, keepdim=True).expand_as(query)])
+                return feature_attention(qkv, matrix, scores, log_scale, mask, 1e-4, 1e-2)
 
             found.append(
                 Problem("feature_attention", f"{time} positions{'' if kept is None else ', mask'}", inputs, run)
@@ -190,7 +190,7 @@ def landmark_problems() -> list[Problem]:
             def plain(qkv: Tensor, w: Tensor, w_queries: Tensor, b: Tensor, mask: Tensor | None = kept) -> Tensor:
                 return landmark_attention(qkv, w, w_queries, b, None, mask)
 
-            def focused(
+            def weighted(
                 qkv: Tensor,
                 w: Tensor,
                 w_queries: Tensor,
@@ -199,13 +199,15 @@ def landmark_problems() -> list[Problem]:
                 balance: Tensor,
                 mask: Tensor | None = kept,
             ) -> Tensor:
-                share = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).to(qkv)
-                return landmark_attention(qkv, w, w_queries, b, Focus(directions, balance, share, 1.5), mask)
+                mean_weights = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).to(qkv)
+                return landmark_attention(
+                    qkv, w, w_queries, b, OptWeights(directions, balance, mean_weights, 1.5), mask
+                )
 
             name, inputs = f"{time} positions{'' if kept is None else ', mask'}", [qkv, w, w_queries, shared]
             found += [
                 Problem("landmark_attention", name, inputs, plain),
-                Problem("landmark_attention", f"{name}, query weights", [*inputs, directions, balance], focused),
+                Problem("landmark_attention", f"{name}, query weights", [*inputs, directions, balance], weighted),
             ]
     return found
 

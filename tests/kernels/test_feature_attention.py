@@ -6,37 +6,38 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.kernels.feature_attention import feature_attention, feature_scores, tiles
+from subquad.kernels import tiles
+from subquad.kernels.feature_attention import feature_attention, feature_scores
 from subquad.mixers import Mixer, build
 from subquad.testing import close, enlarge
 from tests.kernels.memory import poisoned_memory
 
-FLOOR = 1e-4
+EPS = 1e-4
 LENGTHS = [1, 2, 63, 513, 1025]
 
 
-def levels(y: Tensor, there: Tensor | None) -> Tensor:
+def log_scales(y: Tensor, mask: Tensor | None) -> Tensor:
     """Of scores (2, batch, heads, time, m): each query's own largest, and that of all keys of its row and head."""
     largest = y.detach().amax(-1)
-    keys = largest[1] if there is None else largest[1].masked_fill(~there[:, None], -1e30)
+    keys = largest[1] if mask is None else largest[1].masked_fill(~mask[:, None], -1e30)
     return torch.stack([largest[0], keys.amax(-1, keepdim=True).expand_as(keys)])
 
 
-def fused(qkv: Tensor, matrix: Tensor, there: Tensor | None, least: float) -> Tensor:
+def fused(qkv: Tensor, matrix: Tensor, mask: Tensor | None, least: float) -> Tensor:
     scores = feature_scores(qkv, matrix)
-    return feature_attention(qkv, matrix, scores, levels(scores.y, there), there, FLOOR, least)
+    return feature_attention(qkv, matrix, scores, log_scales(scores.y, mask), mask, EPS, least)
 
 
-def by_definition(qkv: Tensor, matrix: Tensor, there: Tensor | None, least: float) -> Tensor:
+def by_definition(qkv: Tensor, matrix: Tensor, mask: Tensor | None, least: float) -> Tensor:
     """Every pair of query and key."""
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
     t = torch.stack([q, k]) * qkv.shape[-1] ** -0.25
     y = t @ matrix.transpose(-1, -2)
-    exponent = y - t.square().sum(-1, keepdim=True) / 2 - levels(y, there)[..., None]
-    phi_q, phi_k = exponent.exp() * matrix.shape[1] ** -0.5 + FLOOR
+    exponent = y - t.square().sum(-1, keepdim=True) / 2 - log_scales(y, mask)[..., None]
+    phi_q, phi_k = exponent.exp() * matrix.shape[1] ** -0.5 + EPS
     weights = phi_q @ phi_k.transpose(-1, -2)
-    if there is not None:
-        weights = weights.masked_fill(~there[:, None, None, :], 0)
+    if mask is not None:
+        weights = weights.masked_fill(~mask[:, None, None, :], 0)
     return (weights @ v / weights.sum(-1, keepdim=True).clamp(min=least)).transpose(1, 2)
 
 
@@ -44,13 +45,13 @@ def problem(time: int, batch: int = 2, padded: bool = False, dtype: torch.dtype 
     torch.manual_seed(time)
     qkv = torch.randn(batch, time, 3, 2, 4, dtype=dtype, requires_grad=True)
     matrix = torch.randn(2, 5, 4, dtype=dtype, requires_grad=True)
-    there = torch.arange(time) < torch.randint(1, time + 1, (batch, 1)) if padded else None
-    return qkv, matrix, there
+    mask = torch.arange(time) < torch.randint(1, time + 1, (batch, 1)) if padded else None
+    return qkv, matrix, mask
 
 
 def output_and_gradients(function: Any, inputs: tuple[Any, ...], least: float) -> list[Tensor]:
-    qkv, matrix, there = inputs
-    y = function(qkv, matrix, there, least)
+    qkv, matrix, mask = inputs
+    y = function(qkv, matrix, mask, least)
     upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     return [y, *torch.autograd.grad(y, [qkv, matrix], upstream)]
 
@@ -78,10 +79,10 @@ def test_in_float32(time: int, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     The definition itself, computed in float32, is 1.4e-6 off in W's gradient at 1025 tokens.
     """
     monkeypatch.setenv("SUBQUAD_KERNELS", name)
-    qkv, matrix, there = problem(time, padded=True, dtype=torch.float32)
+    qkv, matrix, mask = problem(time, padded=True, dtype=torch.float32)
     exact = (t.detach().double().requires_grad_() for t in (qkv, matrix))
-    ours = output_and_gradients(fused, (qkv, matrix, there), 1e-2)
-    expected = output_and_gradients(by_definition, (*exact, there), 1e-2)
+    ours = output_and_gradients(fused, (qkv, matrix, mask), 1e-2)
+    expected = output_and_gradients(by_definition, (*exact, mask), 1e-2)
     for one, other, bound in zip(ours, expected, (1e-6, 1e-6, 2e-6), strict=True):
         assert (one - other).abs().max() <= bound * max(1.0, other.abs().max().item())
 
@@ -108,9 +109,9 @@ def test_what_is_not_needed_gets_no_gradient() -> None:
 def test_absent_keys_may_hold_anything_finite() -> None:
     """Their exponentials would overflow."""
     qkv, matrix, _ = problem(6, dtype=torch.float32)
-    there = (torch.arange(6) < 4).expand(2, -1)
-    wild = torch.where(there[:, :, None, None, None], qkv, 30.0).detach().requires_grad_()
-    y, d_qkv, d_matrix = output_and_gradients(fused, (wild, matrix, there), 1e-2)
+    mask = (torch.arange(6) < 4).expand(2, -1)
+    wild = torch.where(mask[:, :, None, None, None], qkv, 30.0).detach().requires_grad_()
+    y, d_qkv, d_matrix = output_and_gradients(fused, (wild, matrix, mask), 1e-2)
     assert y.isfinite().all()
     assert d_qkv.isfinite().all()
     assert d_matrix.isfinite().all()
@@ -119,12 +120,12 @@ def test_absent_keys_may_hold_anything_finite() -> None:
 
 def test_opcheck() -> None:
     for padded in (False, True):
-        qkv, matrix, there = problem(7, padded=padded, dtype=torch.float32)
-        y, c, level = feature_scores(qkv, matrix)
+        qkv, matrix, mask = problem(7, padded=padded, dtype=torch.float32)
+        y, c, log_scale = feature_scores(qkv, matrix)
         torch.library.opcheck(torch.ops.subquad.feature_scores, (qkv.detach(), matrix.detach()))
-        shift = -c - levels(y, there)
-        torch.library.opcheck(torch.ops.subquad.feature_attention, (qkv, matrix, y, shift, there, FLOOR, 1e-2, True))
-        assert torch.equal(level, y.amax(-1))
+        shift = -c - log_scales(y, mask)
+        torch.library.opcheck(torch.ops.subquad.feature_attention, (qkv, matrix, y, shift, mask, EPS, 1e-2, True))
+        assert torch.equal(log_scale, y.amax(-1))
 
 
 def favorp(**options: object) -> Mixer:

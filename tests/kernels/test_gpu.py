@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.test_gradients import assert_levels_are_constants
+from tests.kernels.test_gradients import assert_log_scales_are_constants
 from tests.kernels.test_gradients import check_gradients as check_gradients  # run_checks finds it here
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -219,25 +219,27 @@ def check_convolution_as_the_op_runs_it(poisoned, monkeypatch, own):
 # ---------------------------------------------------------------------- scan
 
 
-def summed(q: Tensor, k: Tensor, v: Tensor, level: Tensor, before: Tensor, level_before: Tensor) -> list[Tensor]:
+def summed(
+    q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor, before: Tensor, log_scale_before: Tensor
+) -> list[Tensor]:
     """The definition, all pairs at once."""
-    decay = (level[..., None, :] - level[..., None]).clamp(max=0).exp().tril()
-    carried = (level_before[..., None] - level).exp()[..., None]
+    decay = (log_scale[..., None, :] - log_scale[..., None]).clamp(max=0).exp().tril()
+    carried = (log_scale_before[..., None] - log_scale).exp()[..., None]
     last = (k * decay[..., -1, :, None]).transpose(-1, -2) @ v + carried[..., -1:, :] * before
     return [((q @ k.transpose(-1, -2)) * decay) @ v + carried * (q @ before), last]
 
 
 def scan_inputs(time: int, width: int, channels: int, rise: float, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """q, k, v, level, before, level_before. The first head keeps its level, that of the second rises now and then.
+    """q, k, v, log_scale, before, log_scale_before. The first head keeps its scale, the second's rises at times.
 
     The former has the largest values, so that errors are not compared with numbers too small for float32.
     """
     q, k = (torch.rand(1, 2, time, width, dtype=dtype) for _ in range(2))
     v, before = torch.randn(1, 2, time, channels, dtype=dtype), torch.randn(1, 2, width, channels, dtype=dtype)
-    level_before = torch.randn(1, 2, dtype=dtype)
+    log_scale_before = torch.randn(1, 2, dtype=dtype)
     rises = 2 * rise * torch.rand(1, 2, time, dtype=dtype) * (torch.rand(1, 2, time) < 0.2)
     rises[:, 0] = 0
-    return [q, k, v, level_before[..., None] + rises.cumsum(-1), before, level_before]
+    return [q, k, v, log_scale_before[..., None] + rises.cumsum(-1), before, log_scale_before]
 
 
 def assert_scans(scan: ModuleType, inputs: list[Tensor], tolerance: float) -> None:
@@ -280,28 +282,28 @@ def check_scan_of_many_sizes(scan, time, width):
 
 
 def check_scan_of_a_fresh_state_and_late_tokens(scan):
-    """Levels lie at -1e30 until a row reads its first token, as the performer has it."""
-    q, k, v, level, before, level_before = scan_inputs(70, 6, 4, 1.0)
-    level[:, 0, :66], level_before[:] = -1e30, -1e30
+    """Log scales lie at -1e30 until a row reads its first token, as the performer has it."""
+    q, k, v, log_scale, before, log_scale_before = scan_inputs(70, 6, 4, 1.0)
+    log_scale[:, 0, :66], log_scale_before[:] = -1e30, -1e30
     k[:, 0, :66] = 0
-    assert_scans(scan, [q, k, v, level, torch.zeros_like(before), level_before], 1e-6)
+    assert_scans(scan, [q, k, v, log_scale, torch.zeros_like(before), log_scale_before], 1e-6)
 
 
-def check_scan_gradients_treat_levels_as_constants(poisoned, monkeypatch):
-    assert_levels_are_constants("gpu", monkeypatch)
+def check_scan_gradients_treat_log_scales_as_constants(poisoned, monkeypatch):
+    assert_log_scales_are_constants("gpu", monkeypatch)
 
 
 def check_scan_in_parts_equals_one_pass(scan):
-    q, k, v, level, before, level_before = scan_inputs(100, 8, 5, 3.0)
-    whole, last = scan.causal_sums(q, k, v, level, before, level_before)
+    q, k, v, log_scale, before, log_scale_before = scan_inputs(100, 8, 5, 3.0)
+    whole, last = scan.causal_sums(q, k, v, log_scale, before, log_scale_before)
     parts, start = [], 0
     for length in (1, 70, 5, 24):
         piece = slice(start, start + length)
         y, before = scan.causal_sums(
-            q[:, :, piece], k[:, :, piece], v[:, :, piece], level[:, :, piece], before, level_before
+            q[:, :, piece], k[:, :, piece], v[:, :, piece], log_scale[:, :, piece], before, log_scale_before
         )
         parts.append(y)
-        level_before, start = level[:, :, start + length - 1], start + length
+        log_scale_before, start = log_scale[:, :, start + length - 1], start + length
     assert_near(torch.cat(parts, 2), whole.double(), 1e-6)
     assert_near(before, last.double(), 1e-6)
 

@@ -80,12 +80,12 @@ def check_gradients() -> None:
         assert_near(results(problem, "gpu", torch.float32), exact, 1e-5)
 
 
-def test_levels_are_constants_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_levels_are_constants("reference", monkeypatch)
+def test_log_scales_are_constants_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_log_scales_are_constants("reference", monkeypatch)
 
 
-def assert_levels_are_constants(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also levels that a gate made, with every implementation of the scan alike."""
+def assert_log_scales_are_constants(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also log_scales that a gate made, with every implementation of the scan alike."""
     monkeypatch.setenv(dispatch.VARIABLE, name)
     torch.manual_seed(0)
     q, k, v = torch.rand(3, 1, 2, 9, 4).unbind(0)

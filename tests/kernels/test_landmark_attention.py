@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from subquad.kernels.landmark_attention import Focus, landmark_attention
-from subquad.kernels.landmark_attention import cpu as kernel
+from subquad.kernels import tiles
+from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.masking import MASK_VALUE
 from subquad.mixers import Mixer, build, noise
 from subquad.testing import Case, cases, close, enlarge, tokens
@@ -17,25 +17,25 @@ from tests.kernels.memory import poisoned_memory
 
 
 def by_definition(
-    qkv: Tensor, w_keys: Tensor, w_queries: Tensor, shared: Tensor, focus: Focus | None, valid: Tensor | None
+    qkv: Tensor, w_keys: Tensor, w_queries: Tensor, shared: Tensor, opt: OptWeights | None, mask: Tensor | None
 ) -> Tensor:
     """The equations as they stand, with whole matrices."""
     scale = qkv.shape[-1] ** -0.5
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
-    hidden = torch.zeros(qkv.shape[:2], dtype=torch.bool) if valid is None else ~valid
+    hidden = torch.zeros(qkv.shape[:2], dtype=torch.bool) if mask is None else ~mask
     logits = scale * (w_keys @ k.transpose(-1, -2) - k.square().sum(-1).unsqueeze(-2) / 2)
     logits = logits.masked_fill(hidden[:, None, None], MASK_VALUE)
     u = logits.softmax(-1) @ v
     z = scale * w_queries @ q.transpose(-1, -2) + shared + logits.logsumexp(-1, keepdim=True)
-    if focus is not None:
-        t = scale * focus.directions @ q.transpose(-1, -2)
+    if opt is not None:
+        t = scale * opt.directions @ q.transpose(-1, -2)
         t = t.masked_fill(hidden[:, None, None], MASK_VALUE).softmax(-1)
-        mean = (focus.share[:, None, :, None] * t).sum(2, keepdim=True)
-        z = z + (focus.balance + focus.alpha * (t - mean)).clamp(min=1e-8).log()
+        mean = (opt.mean_weights[:, None, :, None] * t).sum(2, keepdim=True)
+        z = z + (opt.balance + opt.alpha * (t - mean)).clamp(min=1e-8).log()
     return (z.softmax(2).transpose(-1, -2) @ u).transpose(1, 2)
 
 
-Problem = tuple[Tensor, Tensor, Tensor, Tensor, Focus | None, Tensor | None]
+Problem = tuple[Tensor, Tensor, Tensor, Tensor, OptWeights | None, Tensor | None]
 
 
 @st.composite
@@ -49,24 +49,24 @@ def problems(draw: Any, dtype: torch.dtype = torch.float64) -> Problem:
 
     qkv = random(batch, time, 3, heads, width)
     w_keys, w_queries, directions = (random(batch, heads, count, width) for _ in range(3))
-    focus = None
+    opt = None
     if draw(st.booleans()):
-        share = torch.rand(draw(st.sampled_from([1, batch])), count, dtype=dtype).softmax(-1)
+        mean_weights = torch.rand(draw(st.sampled_from([1, batch])), count, dtype=dtype).softmax(-1)
         # some of the weights end at their least value
         balance = torch.rand(batch, heads, count, 1, dtype=dtype).mul(0.3).requires_grad_()
-        focus = Focus(directions, balance, share, draw(st.sampled_from([1.0, 2.5])))
-    valid = torch.rand(batch, time) < draw(st.sampled_from([0.1, 0.7])) if draw(st.booleans()) else None
-    if valid is not None and dtype == torch.float32:
+        opt = OptWeights(directions, balance, mean_weights, draw(st.sampled_from([1.0, 2.5])))
+    mask = torch.rand(batch, time) < draw(st.sampled_from([0.1, 0.7])) if draw(st.booleans()) else None
+    if mask is not None and dtype == torch.float32:
         # Without any key all u are alike, and what the weights' gradient divides by small weights is rounding alone.
         # Mixers never ask for that.
-        valid[:, 0] = True
-    return qkv, w_keys, w_queries, random(batch, heads, count, 1), focus, valid
+        mask[:, 0] = True
+    return qkv, w_keys, w_queries, random(batch, heads, count, 1), opt, mask
 
 
 def outputs_and_gradients(function: Any, problem: Problem) -> list[Tensor]:
     y = function(*problem)
-    focus = problem[4]
-    inputs = [*problem[:4], *([] if focus is None else [focus.directions, focus.balance])]
+    opt = problem[4]
+    inputs = [*problem[:4], *([] if opt is None else [opt.directions, opt.balance])]
     upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     return [y, *torch.autograd.grad(y, inputs, upstream)]
 
@@ -78,7 +78,7 @@ def test_by_definition(name: str, problem: Problem, tile: int) -> None:
     """Whatever the tiles; every entry is written, none left as it was allocated."""
     with pytest.MonkeyPatch.context() as patch, poisoned_memory():
         patch.setenv("SUBQUAD_KERNELS", name)
-        patch.setattr(kernel, "TILE_ELEMENTS", tile)
+        patch.setattr(tiles, "TILE_ELEMENTS", tile)
         ours = outputs_and_gradients(landmark_attention, problem)
         with torch.no_grad():
             untrained = landmark_attention(*problem)
@@ -94,8 +94,8 @@ def test_float32(name: str, problem: Problem) -> None:
     """Against float64, at most 1e-6 of the largest output and 1e-5 of the largest gradient."""
 
     def exactly(x: Any) -> Any:
-        if isinstance(x, Focus):
-            return Focus(*(exactly(part) for part in x))
+        if isinstance(x, OptWeights):
+            return OptWeights(*(exactly(part) for part in x))
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         return x.detach().double().requires_grad_(x.requires_grad)
@@ -137,7 +137,7 @@ def test_lara_in_float32_and_float64(time: int, training: bool, monkeypatch: pyt
     The rounding of projections and landmarks alone may move an output further, in the plain form as well: then the
     fused form must stay about as close as that.
     """
-    monkeypatch.setattr(kernel, "TILE_ELEMENTS", 2**14)  # of 256 positions
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2**14)  # of 256 positions
     mixer, x = lara().train(training), tokens(1 if time > 500 else 2, time, 0, 32)
     with poisoned_memory():
         single = with_gradients(mixer, x)
@@ -193,9 +193,11 @@ def test_opcheck() -> None:
     qkv = torch.randn(2, 7, 3, 2, 4, requires_grad=True)
     w_keys, w_queries, directions = (torch.randn(2, 2, 3, 4, requires_grad=True) for _ in range(3))
     shared, balance = torch.randn(2, 2, 3, 1, requires_grad=True), torch.rand(2, 2, 3, 1, requires_grad=True)
-    share, valid = torch.full((2, 3), 1 / 3), torch.rand(2, 7) < 0.8
+    mean_weights, mask = torch.full((2, 3), 1 / 3), torch.rand(2, 7) < 0.8
     plain = (qkv, w_keys, w_queries, shared)
-    torch.library.opcheck(torch.ops.subquad.landmark_attention, (*plain, directions, balance, share, valid, 1.0, True))
+    torch.library.opcheck(
+        torch.ops.subquad.landmark_attention, (*plain, directions, balance, mean_weights, mask, 1.0, True)
+    )
     torch.library.opcheck(torch.ops.subquad.landmark_attention, (*plain, *(None,) * 4, 0.0, True))
 
 

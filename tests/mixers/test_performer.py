@@ -63,23 +63,23 @@ def direct(mixer: Any, x: Tensor) -> Tensor:
     """Causal favorp and fourier from their definition: a (time, time, m) tensor of key features, one for each pair."""
     q, k, v = mixer.project(x)
     query, key = (mixer.feature_map(t, mixer.projection.matrix) for t in (q, k))
-    seen = key.level.cummax(-1).values
-    keys = key.values[:, :, None] * (key.level[:, :, None] - seen[..., None]).clamp(max=0).exp()[..., None]
+    seen = key.log_scale.cummax(-1).values
+    keys = key.values[:, :, None] * (key.log_scale[:, :, None] - seen[..., None]).clamp(max=0).exp()[..., None]
     queries = query.values
     if mixer.config.feature_map == "fourier":
-        queries = queries * (query.level - query.level.cummax(-1).values).exp()[..., None]
-    floor = 1e-4 if mixer.config.feature_map == "favorp" else 0.0
-    weights = torch.einsum("bhim,bhijm->bhij", queries + floor, keys + floor).tril()
+        queries = queries * (query.log_scale - query.log_scale.cummax(-1).values).exp()[..., None]
+    eps = 1e-4 if mixer.config.feature_map == "favorp" else 0.0
+    weights = torch.einsum("bhim,bhijm->bhij", queries + eps, keys + eps).tril()
     return mixer.merge_heads(weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-2))
 
 
 @pytest.mark.parametrize("feature_map", ["favorp", "fourier"])
 def test_growing_norms_stay_exact_and_finite(feature_map: str) -> None:
-    """Levels rise by hundreds, far beyond what exp can hold."""
+    """Log scales rise by hundreds, far beyond what exp can hold."""
     mixer = performer(torch.float64, causal=True, features=8, feature_map=feature_map)
     x = tokens(2, 200, 0).double() * torch.linspace(0.1, 60, 200)[:, None]
-    levels = mixer.feature_map(mixer.project(x)[1], mixer.projection.matrix).level
-    assert levels.max() - levels.min() > 100
+    log_scales = mixer.feature_map(mixer.project(x)[1], mixer.projection.matrix).log_scale
+    assert log_scales.max() - log_scales.min() > 100
     expected = direct(mixer, x)
     assert close(mixer(x).y, expected, 1e-9)
     state, outputs = mixer.init_state(2), []

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.kernels.masking import keep
 from subquad.kernels.precision import at_least_float32
 from subquad.mixers.base import Capabilities
 from subquad.mixers.registry import register
@@ -65,15 +66,14 @@ class DynamicConv(ShortConvMixer[DynamicConvConfig]):
         logits = self.tap_map(query).unflatten(-1, (self.config.heads, self.config.kernel_size))
         logits = at_least_float32(logits)
         if self.config.renormalise:
-            outside = self._outside(query.shape[1], start, end)
-            logits = logits.masked_fill(outside[:, :, None], float("-inf"))
+            logits = keep(logits, self._tap_mask(query.shape[1], start, end)[:, :, None])
         return logits
 
-    def _outside(self, time: int, start: Tensor, end: Tensor) -> Tensor:
-        """True where a tap falls before the row's first token or after its last: (batch, time, K).
+    def _tap_mask(self, time: int, start: Tensor, end: Tensor) -> Tensor:
+        """False where a tap falls before the row's first token or after its last: (batch, time, K) bool.
 
-        The tap at the position itself never counts as outside, so that padded positions have a finite softmax too.
+        The tap at the position itself is always kept, so that padded positions have a softmax as well.
         """
         offset = torch.arange(self.config.kernel_size, device=start.device) - self.config.before
         position = start[:, None, None] + torch.arange(time, device=start.device)[:, None] + offset
-        return ((position < 0) | (position >= end[:, None, None])) & (offset != 0)
+        return ((position >= 0) & (position < end[:, None, None])) | (offset == 0)

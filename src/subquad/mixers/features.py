@@ -1,11 +1,11 @@
 """Random projections and the feature maps of linear attention.
 
 A feature map phi gives every token t (a query or a key of one head, d wide) features with phi(q).phi(k) ~ kernel(q, k).
-Maps with exponentials must be kept from overflowing, so each gives `values` and a `level`, which mean
+Maps with exponentials must be kept from overflowing, so each gives `values` and a `log_scale`, which mean
 
-    phi(t) = values * exp(level - reference) + floor
+    phi(t) = values * exp(log_scale - reference) + eps
 
-where the mechanism chooses the reference: a maximum of levels over the tokens that may know of each other.
+where the mechanism chooses the reference: a maximum of log_scales over the tokens that may know of each other.
 """
 
 import math
@@ -68,14 +68,14 @@ class Projection(nn.Module):
 
 
 class Features(NamedTuple):
-    """values: (batch, heads, time, width); level: (batch, heads, time). See the module docstring."""
+    """values: (batch, heads, time, width); log_scale: (batch, heads, time). See the module docstring."""
 
     values: Tensor
-    level: Tensor
+    log_scale: Tensor
 
 
 Reference = Callable[[Tensor], Tensor]
-"""From the levels of tokens (batch, heads, time) to what each is measured against, broadcastable to them."""
+"""From the log_scales of tokens (batch, heads, time) to what each is measured against, broadcastable to them."""
 
 
 class FeatureMap(nn.Module):
@@ -83,9 +83,9 @@ class FeatureMap(nn.Module):
 
     projected: ClassVar[bool] = False
     """Whether the map needs W."""
-    floor: ClassVar[float] = 0.0
+    eps: ClassVar[float] = 0.0
     """What is added to every feature after scaling. Maps that never scale have theirs in the values."""
-    shares_query_level: ClassVar[bool] = False
+    shares_query_scale: ClassVar[bool] = False
     """Whether queries too are measured against other queries; otherwise each is its own reference."""
 
     def __init__(self, heads: int, features: int, head_dim: int) -> None:  # noqa: ARG002
@@ -101,7 +101,7 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
     def scaled(self, t: Tensor, matrix: Tensor | None, reference: Reference) -> Tensor:  # noqa: ARG002
-        """values * exp(level - reference(level)), with fewer passes over memory where the map allows."""
+        """values * exp(log_scale - reference(log_scale)), with fewer passes over memory where the map allows."""
         return self.values(t, matrix)
 
 
@@ -115,12 +115,12 @@ class PositiveExponential(FeatureMap):
     """favorp: m^(-1/2) exp(y - c - max y) + 1e-4; unbiased for exp(q.k / sqrt(d)), always positive."""
 
     projected = True
-    floor = 1e-4
+    eps = 1e-4
 
     def forward(self, t: Tensor, matrix: Tensor | None) -> Features:
         y, c = scores(t, matrix)
-        level = noise.constant(y).amax(-1)
-        return Features((y - (c + level)[..., None]).exp() * self.width**-0.5, level)
+        log_scale = noise.constant(y).amax(-1)
+        return Features((y - (c + log_scale)[..., None]).exp() * self.width**-0.5, log_scale)
 
     def scaled(self, t: Tensor, matrix: Tensor | None, reference: Reference) -> Tensor:
         y, c = scores(t, matrix)
@@ -141,7 +141,7 @@ class Fourier(FeatureMap):
     """fourier: exp(c) m^(-1/2) [sin y | cos y]; unbiased for exp(q.k / sqrt(d)), of either sign."""
 
     projected = True
-    shares_query_level = True
+    shares_query_scale = True
 
     def __init__(self, heads: int, features: int, head_dim: int) -> None:
         super().__init__(heads, features, head_dim)
@@ -152,12 +152,12 @@ class Fourier(FeatureMap):
         return Features(torch.cat([y.sin(), y.cos()], -1) * y.shape[-1] ** -0.5, c)
 
     def scaled(self, t: Tensor, matrix: Tensor | None, reference: Reference) -> Tensor:
-        values, level = self(t, matrix)
-        return values * (level - reference(level)).exp()[..., None]
+        values, log_scale = self(t, matrix)
+        return values * (log_scale - reference(log_scale)).exp()[..., None]
 
 
 class ParameterFree(FeatureMap):
-    """dpfp: z = [relu(t) | relu(-t)] times z rolled by 1 .. nu, side by side; nu = floor(floor(m / d) / 2)."""
+    """dpfp: z = [relu(t) | relu(-t)] times z rolled by 1 .. nu, side by side; nu = eps(eps(m / d) / 2)."""
 
     def __init__(self, heads: int, features: int, head_dim: int) -> None:
         super().__init__(heads, features, head_dim)

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.landmark_attention import Focus, landmark_attention
+from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.masking import keep
 from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.mixers import noise
@@ -64,12 +64,12 @@ class Sampling(NamedTuple):
 
     omega: Tensor
     """(batch, heads, samples, d)."""
-    for_queries: Tensor
+    query_proposal: Tensor
     """What queries are multiplied with, likewise."""
     shared: Tensor
     """-log p_c: (batch, heads, samples, 1)."""
-    focus: Focus | None
-    """Of the opt weights."""
+    opt: OptWeights | None
+    """None unless the weights are opt."""
 
 
 @register("lara")
@@ -101,8 +101,8 @@ class LARA(AttentionMixer[LARAConfig]):
         with full_precision(x):
             sampling = self._sampling(at_least_float32(q_bar), at_least_float32(k_bar), mask)
             by_head = flat.unflatten(-1, (3, self.config.heads, -1))
-            w = sampling.omega, sampling.for_queries
-            y = landmark_attention(by_head, *w, sampling.shared, sampling.focus, layout.mask)
+            w = sampling.omega, sampling.query_proposal
+            y = landmark_attention(by_head, *w, sampling.shared, sampling.opt, layout.mask)
         return self.project_out(y.to(flat.dtype)), None
 
     # ------------------------------------------------------------------ landmarks
@@ -191,20 +191,20 @@ class LARA(AttentionMixer[LARAConfig]):
             mask = mask.repeat(1, times) if mask is not None else None
         density = kernel_logits(omega, mu, self.scale)
         total = (density if mask is None else keep(density, mask[:, None, None, :])).logsumexp(-1, keepdim=True)
-        shared, for_queries, focus = -total, omega, None
+        shared, query_proposal, opt = -total, omega, None
         if self.config.weights == "biased":
-            for_queries = omega + mu
+            query_proposal = omega + mu
         if self.config.weights == "opt":
             own = density.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
             shared = -own
             if mask is None:
-                share = own.new_full((1, own.shape[2]), 1 / own.shape[2])
+                mean_weights = own.new_full((1, own.shape[2]), 1 / own.shape[2])
             else:
-                share = mask.to(own.dtype) / mask.sum(-1, keepdim=True)
-            focus = Focus(q_bar, (own - total).exp(), share, self.config.alpha)
+                mean_weights = mask.to(own.dtype) / mask.sum(-1, keepdim=True)
+            opt = OptWeights(q_bar, (own - total).exp(), mean_weights, self.config.alpha)
         if mask is not None:
             shared = keep(shared, mask[:, None, :, None])
-        return Sampling(omega, for_queries, shared, focus)
+        return Sampling(omega, query_proposal, shared, opt)
 
 
 def means(member: Tensor, x: Tensor) -> Tensor:

@@ -29,8 +29,9 @@ from torch import Tensor
 from subquad.kernels import tracing
 from subquad.kernels.feature_attention import feature_attention, feature_scores
 from subquad.kernels.feature_attention.reference import Sums, read_sums, sum_keys
+from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.precision import at_least_float32, full_precision
-from subquad.kernels.scan import NO_LEVEL, causal_sums, running_maximum
+from subquad.kernels.scan import causal_sums, running_maximum
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities
@@ -41,7 +42,7 @@ from subquad.mixers.state import CrossState, State, advanced, fresh_lengths
 
 SMALLEST_NORMALISER = 1e-2
 
-Turn = tuple[Tensor, Tensor] | None
+CosSin = tuple[Tensor, Tensor] | None
 """Cosine and sine of theta, each (batch or 1, 1, time, 1); None without cosine weighting."""
 
 
@@ -53,11 +54,11 @@ class PerformerConfig(AttentionConfig):
     projection: Scheme = Field(
         "redrawn", description="the random matrix: drawn anew in each training step, kept as built, or learned"
     )
-    cosine: bool = Field(False, description="weights pairs by the cosine of their distance, a quarter turn in all")
+    cosine: bool = Field(False, description="weights pairs by the cosine of their distance, a quarter cos_sin in all")
     max_length: int | None = Field(
         None,
         ge=1,
-        description="length of the quarter turn of `cosine`; default: each sequence's own, which causal lacks",
+        description="length of the quarter cos_sin of `cosine`; default: each sequence's own, which causal lacks",
     )
 
     def check(self) -> None:
@@ -74,14 +75,15 @@ class PerformerConfig(AttentionConfig):
 class PerformerState(State):
     """Sums over the keys read. Values carry a 1 as their last channel, so that sums of features come along.
 
-    sums: (batch, heads, width, d + 1), features relative to key_level; floor_sums: (batch, heads, 1, d + 1), or 2 with
-    cosine, the values alone, for the constant in features; key_level, query_level: (batch, heads), largest so far.
+    sums: (batch, heads, width, d + 1), features relative to key_log_scale; eps_sums: (batch, heads, 1, d + 1), or 2
+    with cosine, the values alone, for the constant in features; key_log_scale and query_log_scale: (batch, heads), the
+    largest so far.
     """
 
     sums: Tensor
-    floor_sums: Tensor
-    key_level: Tensor
-    query_level: Tensor
+    eps_sums: Tensor
+    key_log_scale: Tensor
+    query_log_scale: Tensor
 
 
 @dataclass
@@ -129,9 +131,9 @@ class Performer(AttentionMixer[PerformerConfig]):
             return self.project_out(self._attend(flat, matrix, layout.mask)), None
         q, k, v = (at_least_float32(t) for t in self.split_heads(flat))
         with full_precision(x):
-            turn = self._turn(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
-            sums = self._summed(k, v, matrix, layout.mask, turn)
-            y = self._read(q, matrix, lambda level: _largest(_only(level, layout.mask)), sums, turn)
+            cos_sin = self._cos_sin(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
+            sums = self._summed(k, v, matrix, layout.mask, cos_sin)
+            y = self._read(q, matrix, lambda log_scale: _largest(_only(log_scale, layout.mask)), sums, cos_sin)
         return self.merge_heads(y), None
 
     def _attend(self, flat: Tensor, matrix: Tensor, mask: Tensor | None) -> Tensor:
@@ -139,9 +141,9 @@ class Performer(AttentionMixer[PerformerConfig]):
         qkv = flat.unflatten(-1, (3, self.config.heads, -1))
         matrix = matrix.to(torch.promote_types(flat.dtype, torch.float32))
         scores = feature_scores(qkv, matrix)
-        query_level, key_level = noise.constant(scores.level).unbind(0)
-        level = torch.stack([query_level, _largest(_only(key_level, mask)).expand_as(query_level)])
-        return feature_attention(qkv, matrix, scores, level, mask, self.feature_map.floor, SMALLEST_NORMALISER)
+        query_log_scale, key_log_scale = noise.constant(scores.log_scale).unbind(0)
+        log_scale = torch.stack([query_log_scale, _largest(_only(key_log_scale, mask)).expand_as(query_log_scale)])
+        return feature_attention(qkv, matrix, scores, log_scale, mask, self.feature_map.eps, SMALLEST_NORMALISER)
 
     def averages_values(self) -> bool:
         return self.config.feature_map not in ("relu", "dpfp")  # few such weights may sum to less than the normaliser
@@ -180,9 +182,9 @@ class Performer(AttentionMixer[PerformerConfig]):
         return PerformerState(
             fresh_lengths(batch, device),
             sums=torch.zeros(batch, heads, turns * self.feature_map.width, channels, device=device, dtype=dtype),
-            floor_sums=torch.zeros(batch, heads, turns, channels, device=device, dtype=dtype),
-            key_level=torch.full((batch, heads), NO_LEVEL, device=device, dtype=dtype),
-            query_level=torch.full((batch, heads), NO_LEVEL, device=device, dtype=dtype),
+            eps_sums=torch.zeros(batch, heads, turns, channels, device=device, dtype=dtype),
+            key_log_scale=torch.full((batch, heads), MASK_VALUE, device=device, dtype=dtype),
+            query_log_scale=torch.full((batch, heads), MASK_VALUE, device=device, dtype=dtype),
         )
 
     def step(self, x: Tensor, new: Tensor | None, state: PerformerState) -> tuple[Tensor, PerformerState]:
@@ -198,62 +200,61 @@ class Performer(AttentionMixer[PerformerConfig]):
         with full_precision(x):
             mask = right_padded(new, x.shape[1]) if new is not None else None
             positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
-            turn = self._turn(positions, state.lengths, q.dtype)
+            cos_sin = self._cos_sin(positions, state.lengths, q.dtype)
             query, key = self._features(q, matrix, mask), self._features(k, matrix, mask)
-            query_level = torch.maximum(running_maximum(noise.constant(query.level)), state.query_level[..., None])
-            key_level = torch.maximum(running_maximum(noise.constant(key.level)), state.key_level[..., None])
-            queries = self._query_values(query, query_level)
-            # The level of what is not a token keeps it out only once a row has read one: hence the masks.
-            keys, values = _relative(key, key_level), _with_one(v)
+            query_log_scale = _running_log_scale(query, state.query_log_scale)
+            key_log_scale = _running_log_scale(key, state.key_log_scale)
+            queries = self._query_values(query, query_log_scale)
+            # The scale of what is not a token keeps it out only once a row has read one: hence the masks.
+            keys, values = _relative(key, key_log_scale), _with_one(v)
             if mask is not None:
                 keys, values = keys * mask[:, None, :, None], values * mask[:, None, :, None]
-            mixed, sums = causal_sums(
-                _turned(queries, turn), _turned(keys, turn), values, key_level, state.sums, state.key_level
-            )
-            floor_sums = state.floor_sums
-            if self.feature_map.floor:
-                ones = _turned(torch.ones_like(v[..., :1]), turn)
-                running = (ones[..., None] * values[..., None, :]).cumsum(2) + floor_sums[:, :, None]
-                weights = _turned(queries.sum(-1, keepdim=True) * self.feature_map.floor, turn)
+            sides = (_times_cos_sin(queries, cos_sin), _times_cos_sin(keys, cos_sin), values)
+            mixed, sums = causal_sums(*sides, key_log_scale, state.sums, state.key_log_scale)
+            eps_sums = state.eps_sums
+            if self.feature_map.eps:
+                ones = _times_cos_sin(torch.ones_like(v[..., :1]), cos_sin)
+                running = (ones[..., None] * values[..., None, :]).cumsum(2) + eps_sums[:, :, None]
+                weights = _times_cos_sin(queries.sum(-1, keepdim=True) * self.feature_map.eps, cos_sin)
                 mixed = mixed + (weights[..., None, :] @ running).squeeze(-2)
-                floor_sums = running[:, :, -1]
+                eps_sums = running[:, :, -1]
             y = _ratio(mixed)
         # Copies: a state must not keep alive what its last entries were cut from.
-        last = (sums, floor_sums, key_level[..., -1], query_level[..., -1])
+        last = (sums, eps_sums, key_log_scale[..., -1], query_log_scale[..., -1])
         lengths = advanced(state.lengths, new, x.shape[1])
         return self.merge_heads(y), PerformerState(lengths, *(t.clone() for t in last))
 
     # ------------------------------------------------------------------ features
 
     def _features(self, t: Tensor, matrix: Tensor | None, mask: Tensor | None) -> Features:
-        """Features of t (batch, heads, time, d); what is not a token has a level below all others."""
-        values, level = self.feature_map(t, matrix)
-        return Features(values, _only(level, mask))
+        """Features of t (batch, heads, time, d); what is not a token has a log_scale below all others."""
+        values, log_scale = self.feature_map(t, matrix)
+        return Features(values, _only(log_scale, mask))
 
     def _query_values(self, query: Features, reference: Tensor) -> Tensor:
-        values = _relative(query, reference) if self.feature_map.shares_query_level else query.values
-        return values + self.feature_map.floor
+        values = _relative(query, reference) if self.feature_map.shares_query_scale else query.values
+        return values + self.feature_map.eps
 
-    def _summed(self, k: Tensor, v: Tensor, matrix: Tensor | None, mask: Tensor | None, turn: Turn) -> Sums:
+    def _summed(self, k: Tensor, v: Tensor, matrix: Tensor | None, mask: Tensor | None, cos_sin: CosSin) -> Sums:
         """Sums over the tokens of each row."""
-        floor = self.feature_map.floor
-        keys = self.feature_map.scaled(k, matrix, lambda level: _largest(_only(level, mask)))
-        if turn is not None:
-            keys, floor = _turned(keys + floor, turn), 0.0
-        return sum_keys(keys, v, mask, floor)
+        eps = self.feature_map.eps
+        keys = self.feature_map.scaled(k, matrix, lambda log_scale: _largest(_only(log_scale, mask)))
+        if cos_sin is not None:
+            keys, eps = _times_cos_sin(keys + eps, cos_sin), 0.0
+        return sum_keys(keys, v, mask, eps)
 
-    def _read(self, q: Tensor, matrix: Tensor | None, reference: Reference, sums: Sums, turn: Turn) -> Tensor:
+    def _read(self, q: Tensor, matrix: Tensor | None, reference: Reference, sums: Sums, cos_sin: CosSin) -> Tensor:
         """phi(q_i) . sums, normalised: (batch, heads, time, d). `reference` is for maps that compare queries."""
-        own = reference if self.feature_map.shares_query_level else noise.constant
-        floor = self.feature_map.floor
+        own = reference if self.feature_map.shares_query_scale else noise.constant
+        eps = self.feature_map.eps
         queries = self.feature_map.scaled(q, matrix, own)
-        if turn is not None:
-            queries, floor = _turned(queries + floor, turn), 0.0
-        return read_sums(queries, sums, floor, SMALLEST_NORMALISER)
+        if cos_sin is not None:
+            queries, eps = _times_cos_sin(queries + eps, cos_sin), 0.0
+        return read_sums(queries, sums, eps, SMALLEST_NORMALISER)
 
     # ------------------------------------------------------------------ cosine weighting
 
-    def _turn(self, positions: Tensor, lengths: Tensor, dtype: torch.dtype) -> Turn:
+    def _cos_sin(self, positions: Tensor, lengths: Tensor, dtype: torch.dtype) -> CosSin:
         """theta of positions (batch or 1, time); lengths (batch,) are those of the rows, used without max_length."""
         if not self.config.cosine:
             return None
@@ -262,7 +263,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         return theta.cos(), theta.sin()
 
     def _check_length(self, lengths: Tensor | int) -> None:
-        """Beyond max_length cosines would turn negative. Compiled code cannot look into tensors, only at ints."""
+        """Beyond max_length cosines would cos_sin negative. Compiled code cannot look into tensors, only at ints."""
         limit = self.config.max_length
         if not self.config.cosine or limit is None:
             return
@@ -278,22 +279,27 @@ class Performer(AttentionMixer[PerformerConfig]):
 # ---------------------------------------------------------------------- small helpers
 
 
-def _only(level: Tensor, mask: Tensor | None) -> Tensor:
-    """Levels (batch, heads, time) with those of what is not a token below all others."""
-    return level if mask is None else level.masked_fill(~mask[:, None], NO_LEVEL)
+def _only(log_scale: Tensor, mask: Tensor | None) -> Tensor:
+    """Log scales (batch, heads, time) with those of what is not a token below all others."""
+    return log_scale if mask is None else log_scale.masked_fill(~mask[:, None], MASK_VALUE)
 
 
-def _largest(level: Tensor) -> Tensor:
-    return noise.constant(level).amax(-1, keepdim=True)
+def _running_log_scale(tokens: Features, before: Tensor) -> Tensor:
+    """The largest so far (batch, heads, time), from what was reached before (batch, heads)."""
+    return torch.maximum(running_maximum(noise.constant(tokens.log_scale)), before[..., None])
+
+
+def _largest(log_scale: Tensor) -> Tensor:
+    return noise.constant(log_scale).amax(-1, keepdim=True)
 
 
 def _relative(token: Features, reference: Tensor) -> Tensor:
-    return token.values * (token.level - reference).exp()[..., None]
+    return token.values * (token.log_scale - reference).exp()[..., None]
 
 
-def _turned(phi: Tensor, turn: Turn) -> Tensor:
+def _times_cos_sin(phi: Tensor, cos_sin: CosSin) -> Tensor:
     """[phi cos theta | phi sin theta], whose products carry cos(theta_i - theta_j)."""
-    return phi if turn is None else torch.cat([phi * turn[0], phi * turn[1]], -1)
+    return phi if cos_sin is None else torch.cat([phi * cos_sin[0], phi * cos_sin[1]], -1)
 
 
 def _with_one(v: Tensor) -> Tensor:

@@ -1,14 +1,14 @@
 """Linear attention through positive exponential features.
 
-With y = W t d^(-1/4) and c = |t|^2 d^(-1/2) / 2 for queries and keys t of a head, and levels M that keep exponentials
-in range (constants for the gradient):
+With y = W t d^(-1/4) and c = |t|^2 d^(-1/2) / 2 for queries and keys t of a head, and logarithms of scales M, which
+keep exponentials in range (constants for the gradient):
 
     phi(t) = exp(y - c - M) m^(-1/2)
-    S = sum_j (phi(k_j) + floor) v_j^T,   z = sum_j phi(k_j) + floor
-    y_i = (phi(q_i) + floor) S / max((phi(q_i) + floor).z, least)
+    S = sum_j (phi(k_j) + eps) v_j^T,   z = sum_j phi(k_j) + eps
+    y_i = (phi(q_i) + eps) S / max((phi(q_i) + eps).z, least)
 
-Levels depend on all keys, so there are two functions: the first gives y, c and the largest y of each token, of which
-the caller makes the levels; the second is the attention.
+M depends on all keys, so there are two functions: the first gives y, c and the largest y of each token, of which the
+caller makes M; the second is the attention.
 """
 
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Scores(NamedTuple):
 
     y: Tensor
     c: Tensor
-    level: Tensor
+    log_scale: Tensor
 
 
 def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
@@ -32,12 +32,12 @@ def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
 
 
 def feature_attention(
-    qkv: Tensor, matrix: Tensor, scores: Scores, level: Tensor, mask: Tensor | None, floor: float, least: float
+    qkv: Tensor, matrix: Tensor, scores: Scores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
 ) -> Tensor:
     """y (batch, time, heads, d) of projections qkv (batch, time, 3, heads, d) with W = matrix (heads, m, d).
 
-    scores: those of the same qkv and matrix. level: M, broadcastable to (2, batch, heads, time). mask: (batch, time)
-    bool, False for positions that are no keys; None: all are.
+    scores: those of the same qkv and matrix. log_scale: M, broadcastable to (2, batch, heads, time). mask: bool
+    (batch, time), False for positions that are no keys; None: all are.
     """
     kernel = choose("feature_attention", qkv)
-    return kernel.feature_attention(qkv, matrix, scores, level.detach(), mask, floor, least)
+    return kernel.feature_attention(qkv, matrix, scores, log_scale.detach(), mask, eps, least)

@@ -1,6 +1,6 @@
 """Linear attention through features on the CPU, made of torch's own products, in tiles that stay in the cache.
 
-The floor goes to sums, never to all features. Threads take sequences or heads; within one, work goes by tiles, some
+The eps goes to sums, never to all features. Threads take sequences or heads; within one, work goes by tiles, some
 positions of its heads, read from the projections and written to their gradient in place. Training keeps the features
 phi: to compute the exponentials again takes longer.
 """
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.feature_attention import Scores
-from subquad.kernels.feature_attention.tiles import Part, Tile, parts_of, per_row, tiles_of
 from subquad.kernels.parallel import parallel_map
+from subquad.kernels.tiles import Part, Tile, parts_by_thread, tiles_of
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -24,12 +24,12 @@ def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
 
 
 def feature_attention(
-    qkv: Tensor, matrix: Tensor, scores: Scores, level: Tensor, mask: Tensor | None, floor: float, least: float
+    qkv: Tensor, matrix: Tensor, scores: Scores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
     trains = torch.is_grad_enabled() and (qkv.requires_grad or matrix.requires_grad)
-    shift = -scores.c - (level + math.log(matrix.shape[1]) / 2)
-    return torch.ops.subquad.feature_attention(qkv, matrix, scores.y, shift, mask, floor, least, trains)[0]
+    shift = -scores.c - (log_scale + math.log(matrix.shape[1]) / 2)
+    return torch.ops.subquad.feature_attention(qkv, matrix, scores.y, shift, mask, eps, least, trains)[0]
 
 
 # ---------------------------------------------------------------------- scores
@@ -39,21 +39,35 @@ def feature_attention(
 def _scores(qkv: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     batch, time, _, heads, width = qkv.shape
     y = qkv.new_empty(2, batch, heads, time, matrix.shape[1])
-    c, level = (qkv.new_empty(2, batch, heads, time) for _ in range(2))
+    c, log_scale = (qkv.new_empty(2, batch, heads, time) for _ in range(2))
     to_features = (matrix * width**-0.25).transpose(1, 2)
 
     def score(part: Part) -> None:
-        own, own_features = part.flat(qkv), to_features[part.heads]
-        for tile in tiles_of(own, matrix.shape[1]):
+        own, own_features = part.of_tokens(qkv), to_features[part.heads]
+        for tile in _tiles(own, matrix.shape[1]):
             for side in range(2):
-                t = tile.packed(own[:, :, side])
-                features = per_row(own_features, t.shape[0] // own_features.shape[0])
-                tile_y = torch.bmm(t, features, out=tile.of(part.of(y[side])))
-                torch.amax(tile_y, -1, out=tile.of(part.of(level[side])))
-                torch.sum(t.square(), -1, out=tile.of(part.of(c[side])))
+                t = tile.pack(own[:, :, side])
+                features = _per_row(own_features, t.shape[0] // own_features.shape[0])
+                tile_y = torch.bmm(t, features, out=tile.of_positions(part.of_heads(y[side])))
+                torch.amax(tile_y, -1, out=tile.of_positions(part.of_heads(log_scale[side])))
+                torch.sum(t.square(), -1, out=tile.of_positions(part.of_heads(c[side])))
 
-    list(parallel_map(score, parts_of(qkv)))
-    return y, c.mul_(width**-0.5 / 2), level
+    list(parallel_map(score, _parts(qkv)))
+    return y, c.mul_(width**-0.5 / 2), log_scale
+
+
+def _parts(qkv: Tensor) -> list[Part]:
+    return parts_by_thread(qkv.shape[0], qkv.shape[3])
+
+
+def _tiles(x: Tensor, features: int) -> list[Tile]:
+    """Tiles of x (batch, time, ..., heads, d)."""
+    return tiles_of(x, max(x.shape[-1], features))
+
+
+def _per_row(matrix: Tensor, rows: int) -> Tensor:
+    """(heads, ...) once for each row of a tile: (rows * heads, ...)."""
+    return matrix if rows == 1 else matrix.repeat(rows, 1, 1)
 
 
 @_scores.register_fake
@@ -72,10 +86,10 @@ class Sums(NamedTuple):
     values: Tensor
     counts: Tensor
 
-    def add_floor(self, values: Tensor, counts: Tensor | int, floor: float) -> None:
-        """The floor's part of every feature, of sums (batch, heads or 1, 1, d or 1) over tokens."""
-        self.values.add_(values, alpha=floor)
-        self.counts.add_(counts, alpha=floor)
+    def add_eps(self, values: Tensor, counts: Tensor | int, eps: float) -> None:
+        """The eps's part of every feature, of sums (batch, heads or 1, 1, d or 1) over mask."""
+        self.values.add_(values, alpha=eps)
+        self.counts.add_(counts, alpha=eps)
 
 
 @torch.library.custom_op("subquad::feature_attention", mutates_args=())
@@ -84,8 +98,8 @@ def _forward(
     matrix: Tensor,
     scores: Tensor,
     shift: Tensor,
-    tokens: Tensor | None,
-    floor: float,
+    mask: Tensor | None,
+    eps: float,
     least: float,
     trains: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -95,61 +109,54 @@ def _forward(
     counts.zero_()
 
     def mix(part: Part) -> None:
-        sums = Sums(part.of(values), part.of(counts))
-        query_phi, key_phi = (part.of(kept[side]) if trains else None for side in range(2))
-        there = None if tokens is None else tokens[part.rows]
-        _sum_keys(part.flat(qkv), part.of(scores[1]), part.of(shift[1]), there, floor, key_phi, sums)
-        own = part.of(scores[0]), part.of(shift[0])
-        _read_sums(own, query_phi, sums, floor, least, part.flat(y), part.of(below))
+        sums = Sums(part.of_heads(values), part.of_heads(counts))
+        query_phi, key_phi = (part.of_heads(kept[side]) if trains else None for side in range(2))
+        own_mask = None if mask is None else mask[part.rows]
+        _sum_keys(part.of_tokens(qkv), part.of_heads(scores[1]), part.of_heads(shift[1]), own_mask, eps, key_phi, sums)
+        own = part.of_heads(scores[0]), part.of_heads(shift[0])
+        _read_sums(own, query_phi, sums, eps, least, part.of_tokens(y), part.of_heads(below))
 
-    list(parallel_map(mix, parts_of(qkv)))
+    list(parallel_map(mix, _parts(qkv)))
     return y, kept, values, counts, below
 
 
 def _read_sums(
-    own: tuple[Tensor, Tensor], kept: Tensor | None, sums: Sums, floor: float, least: float, y: Tensor, below: Tensor
+    queries: tuple[Tensor, Tensor], kept: Tensor | None, sums: Sums, eps: float, least: float, y: Tensor, below: Tensor
 ) -> None:
-    """Fills y (batch, time, heads, d) and the divisors. own: scores and shift of the queries."""
-    floor_values, floor_counts = (part.sum(-2, keepdim=True).mul_(floor) for part in sums)
-    for tile in tiles_of(y, own[0].shape[-1]):
-        phi = _exponentials(*own, tile, kept)
-        above = torch.bmm(phi, tile.sums(sums.values)).add_(tile.sums(floor_values))
-        divisor = torch.bmm(phi, tile.sums(sums.counts)).add_(tile.sums(floor_counts))
-        tile.of(below).copy_(divisor)
+    """Fills y (batch, time, heads, d) and the divisors. queries: their scores and shift."""
+    eps_values, eps_counts = (part.sum(-2, keepdim=True).mul_(eps) for part in sums)
+    for tile in _tiles(y, queries[0].shape[-1]):
+        phi = _exponentials(*queries, tile, kept)
+        above = torch.bmm(phi, tile.of_heads(sums.values)).add_(tile.of_heads(eps_values))
+        divisor = torch.bmm(phi, tile.of_heads(sums.counts)).add_(tile.of_heads(eps_counts))
+        tile.of_positions(below).copy_(divisor)
         divisor.clamp_(min=least).reciprocal_()
-        target = tile.spread(y)
+        target = tile.view(y)
         torch.mul(above.view(target.shape), divisor.view(*target.shape[:3], 1), out=target)
 
 
 def _sum_keys(
-    qkv: Tensor, scores: Tensor, shift: Tensor, tokens: Tensor | None, floor: float, kept: Tensor | None, sums: Sums
+    qkv: Tensor, scores: Tensor, shift: Tensor, mask: Tensor | None, eps: float, kept: Tensor | None, sums: Sums
 ) -> None:
     """Adds up S and z, from zeros, and keeps phi of the keys: zeros where there is none."""
     batch, time, _, heads, width = qkv.shape
     total = qkv.new_zeros(batch, heads, 1, width)
-    for tile in tiles_of(qkv, scores.shape[-1]):
-        phi, v = _exponentials(scores, shift, tile, kept), tile.packed(qkv[:, :, 2])
-        if tokens is not None:
-            _clear_absent(phi, tokens, tile)
-            v = _clear_absent(v.clone(), tokens, tile)  # a packed copy that was not needed is the input itself
-        tile.sums(sums.values).baddbmm_(phi.transpose(1, 2), v)
-        tile.sums(sums.counts).add_(phi.sum(1).unsqueeze(-1))
-        tile.sums(total).add_(v.sum(1, keepdim=True))
-    number = time if tokens is None else tokens.sum(1).to(qkv.dtype).view(-1, 1, 1, 1)
-    sums.add_floor(total, number, floor)
+    for tile in _tiles(qkv, scores.shape[-1]):
+        phi, v = _exponentials(scores, shift, tile, kept), tile.pack(qkv[:, :, 2])
+        if mask is not None:
+            tile.fill_hidden(phi, mask, 0)
+            v = tile.fill_hidden(v.clone(), mask, 0)  # a packed copy that was not needed is the input itself
+        tile.of_heads(sums.values).baddbmm_(phi.transpose(1, 2), v)
+        tile.of_heads(sums.counts).add_(phi.sum(1).unsqueeze(-1))
+        tile.of_heads(total).add_(v.sum(1, keepdim=True))
+    number = time if mask is None else mask.sum(1).to(qkv.dtype).view(-1, 1, 1, 1)
+    sums.add_eps(total, number, eps)
 
 
 def _exponentials(scores: Tensor, shift: Tensor, tile: Tile, kept: Tensor | None) -> Tensor:
-    """phi = exp(scores + shift) of a tile: (rows * heads, times, m); in `kept`, if there is one."""
-    shifted = torch.add(tile.of(scores), tile.of(shift).unsqueeze(-1))
-    return torch.exp(shifted, out=shifted if kept is None else tile.of(kept))
-
-
-def _clear_absent(x: Tensor, tokens: Tensor, tile: Tile) -> Tensor:
-    """x (rows * heads, times, ...) with zeros, in place, where there is no key."""
-    absent = tokens[tile.rows, None, tile.times, None].logical_not()
-    x.unflatten(0, (absent.shape[0], -1)).masked_fill_(absent, 0)
-    return x
+    """phi = exp(scores + shift) of a tile: (n, t, m); in `kept`, if there is one."""
+    shifted = torch.add(tile.of_positions(scores), tile.of_positions(shift).unsqueeze(-1))
+    return torch.exp(shifted, out=shifted if kept is None else tile.of_positions(kept))
 
 
 def _allocate(qkv: Tensor, matrix: Tensor, trains: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -178,8 +185,8 @@ def _backward(
     below: Tensor,
     qkv: Tensor,
     matrix: Tensor,
-    tokens: Tensor | None,
-    floor: float,
+    mask: Tensor | None,
+    eps: float,
     least: float,
     learns: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -187,15 +194,16 @@ def _backward(
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
 
     def differentiate(part: Part) -> Tensor:
-        inputs = Inputs(part.flat(qkv), matrix[part.heads], part.flat(d_qkv), learns)
-        sums, own_phi = Sums(part.of(values), part.of(counts)), [part.of(phi[side]) for side in range(2)]
+        inputs = Inputs(part.of_tokens(qkv), matrix[part.heads], part.of_tokens(d_qkv), learns)
+        sums = Sums(part.of_heads(values), part.of_heads(counts))
+        query_phi, key_phi = (part.of_heads(phi[side]) for side in range(2))
         d_sums = _queries_backward(
-            part.flat(grad), part.flat(y), own_phi[0], sums, part.of(below), inputs, floor, least
+            part.of_tokens(grad), part.of_tokens(y), query_phi, sums, part.of_heads(below), inputs, eps, least
         )
-        _keys_backward(own_phi[1], d_sums, inputs, None if tokens is None else tokens[part.rows], floor)
+        _keys_backward(key_phi, d_sums, inputs, None if mask is None else mask[part.rows], eps)
         return inputs.d_matrix
 
-    parts = parts_of(qkv)
+    parts = _parts(qkv)
     gradients = list(parallel_map(differentiate, parts))
     d_matrix = torch.zeros_like(matrix) if learns else matrix.new_empty(0)
     if learns:
@@ -204,44 +212,43 @@ def _backward(
     return d_qkv, d_matrix
 
 
-def _keys_backward(phi: Tensor, d_sums: Sums, inputs: "Inputs", tokens: Tensor | None, floor: float) -> None:
+def _keys_backward(phi: Tensor, d_sums: Sums, inputs: "Inputs", mask: Tensor | None, eps: float) -> None:
     """Gradients of keys and values, which go to `inputs`."""
-    floor_values = d_sums.values.sum(-2, keepdim=True).mul_(floor)
-    for tile in tiles_of(inputs.qkv, phi.shape[-1]):
-        key, v, d_values = tile.of(phi), tile.packed(inputs.qkv[:, :, 2]), tile.sums(d_sums.values)
-        d_phi = torch.bmm(v, d_values.transpose(1, 2)).add_(tile.sums(d_sums.counts).transpose(1, 2))
+    eps_values = d_sums.values.sum(-2, keepdim=True).mul_(eps)
+    for tile in _tiles(inputs.qkv, phi.shape[-1]):
+        key, v, d_values = tile.of_positions(phi), tile.pack(inputs.qkv[:, :, 2]), tile.of_heads(d_sums.values)
+        d_phi = torch.bmm(v, d_values.transpose(1, 2)).add_(tile.of_heads(d_sums.counts).transpose(1, 2))
         inputs.add(d_phi.mul_(key), 1, tile)
-        d_v = torch.bmm(key, d_values).add_(tile.sums(floor_values))
-        if tokens is not None:
-            _clear_absent(d_v, tokens, tile)
-        target = tile.spread(inputs.d_qkv[:, :, 2])
-        target.copy_(d_v.view(target.shape))
+        d_v = torch.bmm(key, d_values).add_(tile.of_heads(eps_values))
+        if mask is not None:
+            tile.fill_hidden(d_v, mask, 0)
+        tile.unpack(d_v, inputs.d_qkv[:, :, 2])
 
 
 def _queries_backward(
-    grad: Tensor, y: Tensor, phi: Tensor, sums: Sums, below: Tensor, inputs: "Inputs", floor: float, least: float
+    grad: Tensor, y: Tensor, phi: Tensor, sums: Sums, below: Tensor, inputs: "Inputs", eps: float, least: float
 ) -> Sums:
     """Gradients of S and z; those of queries go to `inputs`."""
     d_sums = Sums(torch.zeros_like(sums.values), torch.zeros_like(sums.counts))
     total, total_below = torch.zeros_like(sums.values[:, :, :1]), torch.zeros_like(sums.counts[:, :, :1])
     inverse, unclamped = below.clamp(min=least).reciprocal_(), below >= least
-    for tile in tiles_of(y, sums.values.shape[2]):
-        query, out = tile.of(phi), tile.spread(y)
+    for tile in _tiles(y, sums.values.shape[2]):
+        query, out = tile.of_positions(phi), tile.view(y)
         d_above = torch.mul(
-            tile.spread(grad),
-            inverse[tile.rows, :, tile.times],
+            tile.view(grad),
+            inverse[tile.rows, :, tile.time],
             out=torch.empty_like(out, memory_format=torch.contiguous_format),
         )
-        d_below = (d_above * out).sum(-1, keepdim=True).mul_(unclamped[tile.rows, :, tile.times]).neg_().flatten(0, 1)
+        d_below = (d_above * out).sum(-1, keepdim=True).mul_(unclamped[tile.rows, :, tile.time]).neg_().flatten(0, 1)
         d_above = d_above.flatten(0, 1)
-        d_phi = torch.bmm(d_above, tile.sums(sums.values).transpose(1, 2))
-        d_phi.addcmul_(d_below, tile.sums(sums.counts).transpose(1, 2))
+        d_phi = torch.bmm(d_above, tile.of_heads(sums.values).transpose(1, 2))
+        d_phi.addcmul_(d_below, tile.of_heads(sums.counts).transpose(1, 2))
         inputs.add(d_phi.mul_(query), 0, tile)
-        tile.sums(d_sums.values).baddbmm_(query.transpose(1, 2), d_above)
-        tile.sums(d_sums.counts).baddbmm_(query.transpose(1, 2), d_below)
-        tile.sums(total).add_(d_above.sum(1, keepdim=True))
-        tile.sums(total_below).add_(d_below.sum(1, keepdim=True))
-    d_sums.add_floor(total, total_below, floor)
+        tile.of_heads(d_sums.values).baddbmm_(query.transpose(1, 2), d_above)
+        tile.of_heads(d_sums.counts).baddbmm_(query.transpose(1, 2), d_below)
+        tile.of_heads(total).add_(d_above.sum(1, keepdim=True))
+        tile.of_heads(total_below).add_(d_below.sum(1, keepdim=True))
+    d_sums.add_eps(total, total_below, eps)
     return d_sums
 
 
@@ -254,13 +261,13 @@ class Inputs:
         self.d_matrix = torch.zeros_like(matrix) if learns else matrix.new_empty(0)
 
     def add(self, d_y: Tensor, part: int, tile: Tile) -> None:
-        """From the gradient of y - c (rows * heads, times, m) to that of queries (part 0) or keys (1), and of W."""
-        t, target = tile.spread(self.qkv[:, :, part]), tile.spread(self.d_qkv[:, :, part])
+        """From the gradient of y - c (n, t, m) to that of queries (part 0) or keys (1), and of W."""
+        t, target = tile.view(self.qkv[:, :, part]), tile.view(self.d_qkv[:, :, part])
         d_c = d_y.sum(-1).mul_(self.scale**2).view(*target.shape[:3], 1)
-        d_t = torch.bmm(d_y, per_row(self.scaled, target.shape[0]))
+        d_t = torch.bmm(d_y, _per_row(self.scaled, target.shape[0]))
         torch.addcmul(d_t.view(target.shape), t, d_c, value=-1, out=target)
         if self.d_matrix.numel():
-            by_row = torch.bmm(d_y.transpose(1, 2), tile.packed(self.qkv[:, :, part]))
+            by_row = torch.bmm(d_y.transpose(1, 2), tile.pack(self.qkv[:, :, part]))
             self.d_matrix.add_(by_row.view(-1, *self.scaled.shape).sum(0), alpha=self.scale)
 
 
@@ -281,8 +288,8 @@ def _fake_backward(grad: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    qkv, matrix, _, _, tokens, ctx.floor, ctx.least, _ = inputs
-    ctx.save_for_backward(*output, qkv, matrix, tokens)
+    qkv, matrix, _, _, mask, ctx.eps, ctx.least, _ = inputs
+    ctx.save_for_backward(*output, qkv, matrix, mask)
     ctx.set_materialize_grads(False)
 
 
@@ -290,7 +297,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Te
     if grad is None:  # nothing depends on y
         return (None,) * 8
     learns = ctx.needs_input_grad[1]
-    settings = (ctx.floor, ctx.least, learns)
+    settings = (ctx.eps, ctx.least, learns)
     d_qkv, d_matrix = torch.ops.subquad.feature_attention_backward(grad, *ctx.saved_tensors, *settings)
     return d_qkv, d_matrix if learns else None, *(None,) * 6
 

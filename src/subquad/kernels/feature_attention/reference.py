@@ -39,35 +39,35 @@ def feature_attention(
     qkv: Tensor,
     matrix: Tensor,
     scores: Scores,
-    level: Tensor,
+    log_scale: Tensor,
     mask: Tensor | None,
-    floor: float,
+    eps: float,
     least: float,
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
-    shift = -scores.c - (level + math.log(matrix.shape[1]) / 2)
+    shift = -scores.c - (log_scale + math.log(matrix.shape[1]) / 2)
     query, key = (scores.y + shift[..., None]).exp().unbind(0)
     v = at_least_float32(qkv[:, :, 2].transpose(1, 2))
     with full_precision(qkv):
-        return read_sums(query, sum_keys(key, v, mask, floor), floor, least).transpose(1, 2)
+        return read_sums(query, sum_keys(key, v, mask, eps), eps, least).transpose(1, 2)
 
 
-def sum_keys(phi: Tensor, v: Tensor, mask: Tensor | None, floor: float) -> Sums:
-    """Sums of phi + floor, features phi (batch, heads, time, m) of keys with values v (batch, heads, time, d)."""
+def sum_keys(phi: Tensor, v: Tensor, mask: Tensor | None, eps: float) -> Sums:
+    """Sums of phi + eps, features phi (batch, heads, time, m) of keys with values v (batch, heads, time, d)."""
     number: Tensor | int = v.shape[2]
     if mask is not None:
         kept = mask[:, None, :, None].to(v.dtype)
         phi, v, number = phi * kept, v * kept, kept.sum(-2, keepdim=True)
     values, counts = phi.transpose(-1, -2) @ v, phi.sum(-2).unsqueeze(-1)
-    if floor:  # added to the sums instead of to every feature
-        values, counts = values + floor * v.sum(-2, keepdim=True), counts + floor * number
+    if eps:  # added to the sums instead of to every feature
+        values, counts = values + eps * v.sum(-2, keepdim=True), counts + eps * number
     return Sums(values, counts)
 
 
-def read_sums(phi: Tensor, sums: Sums, floor: float, least: float) -> Tensor:
-    """(phi + floor) S / max((phi + floor).z, least) of features (batch, heads, time, m): (batch, heads, time, d)."""
+def read_sums(phi: Tensor, sums: Sums, eps: float, least: float) -> Tensor:
+    """(phi + eps) S / max((phi + eps).z, least) of features (batch, heads, time, m): (batch, heads, time, d)."""
     above, below = phi @ sums.values, phi @ sums.counts
-    if floor:
-        above = above + floor * sums.values.sum(-2, keepdim=True)
-        below = below + floor * sums.counts.sum(-2, keepdim=True)
+    if eps:
+        above = above + eps * sums.values.sum(-2, keepdim=True)
+        below = below + eps * sums.counts.sum(-2, keepdim=True)
     return above * below.clamp(min=least).reciprocal()

@@ -16,21 +16,21 @@ from subquad.kernels.dispatch import choose
 LEAST_WEIGHT = 1e-8
 
 
-class Focus(NamedTuple):
+class OptWeights(NamedTuple):
     """What makes the weight a_ci of a landmark depend on the query: f, beta, p and alpha, of which p is a constant."""
 
     directions: Tensor  # (batch, heads, c, d)
     balance: Tensor  # (batch, heads, c, 1)
-    share: Tensor  # (batch or 1, c)
+    mean_weights: Tensor  # (batch or 1, c)
     alpha: float
 
 
 def landmark_attention(
-    qkv: Tensor, w_keys: Tensor, w_queries: Tensor, shared: Tensor, focus: Focus | None, mask: Tensor | None
+    qkv: Tensor, w_keys: Tensor, w_queries: Tensor, shared: Tensor, opt: OptWeights | None, mask: Tensor | None
 ) -> Tensor:
     """y (batch, time, heads, d) of projections qkv (batch, time, 3, heads, d).
 
-    w_keys, w_queries: w and w' (batch, heads, c, d). shared: b (batch, heads, c, 1). focus: None for a = 1.
+    w_keys, w_queries: w and w' (batch, heads, c, d). shared: b (batch, heads, c, 1). opt: None for a = 1.
     mask: (batch, time) bool, False for positions that count neither as keys nor in t; None: all count.
     """
-    return choose("landmark_attention", qkv).landmark_attention(qkv, w_keys, w_queries, shared, focus, mask)
+    return choose("landmark_attention", qkv).landmark_attention(qkv, w_keys, w_queries, shared, opt, mask)

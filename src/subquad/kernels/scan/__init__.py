@@ -1,21 +1,23 @@
 """The causal scan of linear attention: sums over the past whose scale only ever shrinks.
 
-y_i = q_i^T S_i        S_i = sum_{j <= i} exp(level_j - level_i) k_j v_j^T + exp(level_before - level_i) before
+    y_i = q_i^T S_i        S_i = sum_{j <= i} exp(l_j - l_i) k_j v_j^T + exp(l_before - l_i) before
+
+l is the logarithm of the scale, which never falls.
 """
 
 from torch import Tensor
 
 from subquad.kernels.dispatch import choose
-from subquad.kernels.scan.reference import NO_LEVEL as NO_LEVEL
 from subquad.kernels.scan.reference import running_maximum as running_maximum
 
 
 def causal_sums(
-    q: Tensor, k: Tensor, v: Tensor, level: Tensor, before: Tensor, level_before: Tensor
+    q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor, before: Tensor, log_scale_before: Tensor
 ) -> tuple[Tensor, Tensor]:
     """y (batch, heads, time, channels) and the last S (batch, heads, width, channels), by the equation above.
 
-    q, k: (batch, heads, time, width); v: (batch, heads, time, channels); level: (batch, heads, time), never falling and
-    never below level_before (batch, heads); before: like S. Gradients flow to q, k, v and before: levels are constants.
+    q, k: (batch, heads, time, width); v: (batch, heads, time, channels); log_scale: l (batch, heads, time),
+    never falling and never below log_scale_before (batch, heads); before: like S. Gradients flow to q, k, v and before:
+    l is a constant.
     """
-    return choose("scan", q).causal_sums(q, k, v, level.detach(), before, level_before.detach())
+    return choose("scan", q).causal_sums(q, k, v, log_scale.detach(), before, log_scale_before.detach())

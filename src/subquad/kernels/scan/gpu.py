@@ -1,14 +1,14 @@
 """The causal scan of linear attention as Triton kernels: see `__init__.py`.
 
-    y_i = q_i^T S_i        S_i = sum_{j <= i} exp(level_j - level_i) k_j v_j^T + exp(level_before - level_i) before
+    y_i = q_i^T S_i        S_i = sum_{j <= i} exp(l_j - l_i) k_j v_j^T + exp(l_before - l_i) before
 
 The sequence is cut into chunks. One kernel carries sums from chunk to chunk and keeps what each chunk starts from, a
 second forms the pairs within a chunk and adds what was carried there. With the sums over the future
 
-    G_j = sum_{i >= j} exp(level_j - level_i) q_i g_i^T + exp(level_j - level_last) g_last
+    G_j = sum_{i >= j} exp(l_j - l_i) q_i g_i^T + exp(l_j - l_last) g_last
 
 where g and g_last are the gradients of y and of the last S, the gradients of q_i, k_j and v_j are S_i g_i, G_j v_j and
-G_j^T k_j: the same two kernels serve them, run backwards for G. Levels never fall, so every exponent is at most 0.
+G_j^T k_j: the same two kernels serve them, run backwards for G. Log scales never fall, so every exponent is at most 0.
 
 No number is written by two programs: equal inputs give equal bits. Products are taken in full float32 (no TF32), or
 float64. With TRITON_INTERPRET=1 in the environment before triton is imported, the kernels run on CPU tensors.
@@ -27,25 +27,28 @@ SMALLEST = 16  # the smallest side that tl.dot takes
 
 
 def causal_sums(
-    q: Tensor, k: Tensor, v: Tensor, level: Tensor, before: Tensor, level_before: Tensor
+    q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor, before: Tensor, log_scale_before: Tensor
 ) -> tuple[Tensor, Tensor]:
     """y (batch, heads, time, channels) and the last S (batch, heads, width, channels), by the equation above.
 
-    q, k: (batch, heads, time, width); v: (batch, heads, time, channels); level: (batch, heads, time), never falling and
-    never below level_before (batch, heads), both constant for the gradient; before: like S. time >= 1.
+    q, k: (batch, heads, time, width); v: (batch, heads, time, channels); log_scale: l (batch, heads, time),
+    never falling and never below log_scale_before (batch, heads), both constant for the gradient; before: like S.
+    time >= 1.
     """
     precision = torch.promote_types(q.dtype, torch.float32)
-    y, last = _scan(*(t.to(precision) for t in (q, k, v, level, before, level_before)))
+    y, last = _scan(*(t.to(precision) for t in (q, k, v, log_scale, before, log_scale_before)))
     return y.to(q.dtype), last.to(before.dtype)
 
 
 @torch.library.custom_op("subquad::causal_scan", mutates_args=())
 def _scan(
-    q: Tensor, k: Tensor, v: Tensor, level: Tensor, before: Tensor, level_before: Tensor
+    q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor, before: Tensor, log_scale_before: Tensor
 ) -> tuple[Tensor, Tensor]:
-    q, k, v, level, before, level_before = (t.contiguous() for t in (q, k, v, level, before, level_before))
-    starts, last = _carried(k, v, level, level_before, before, future=False)
-    return _mixed(q, k, v, level, level_before, starts, future=False), last
+    q, k, v, log_scale, before, log_scale_before = (
+        t.contiguous() for t in (q, k, v, log_scale, before, log_scale_before)
+    )
+    starts, last = _carried(k, v, log_scale, log_scale_before, before, future=False)
+    return _mixed(q, k, v, log_scale, log_scale_before, starts, future=False), last
 
 
 @_scan.register_fake
@@ -61,18 +64,18 @@ def _scan_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    level: Tensor,
+    log_scale: Tensor,
     before: Tensor,
-    level_before: Tensor,
+    log_scale_before: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and before. What chunks start from is summed anew rather than kept since the forward."""
     grad, grad_last, q, k, v = (t.contiguous() for t in (grad, grad_last, q, k, v))
-    level, before, level_before = (t.contiguous() for t in (level, before, level_before))
-    starts, _ = _carried(k, v, level, level_before, before, future=False)
-    ends, grad_before = _carried(q, grad, level, level_before, grad_last, future=True)
-    grad_q = _mixed(grad, v, k, level, level_before, starts.transpose(-1, -2), future=False)
-    grad_k = _mixed(v, grad, q, level, level_before, ends.transpose(-1, -2), future=True)
-    grad_v = _mixed(k, q, grad, level, level_before, ends, future=True)
+    log_scale, before, log_scale_before = (t.contiguous() for t in (log_scale, before, log_scale_before))
+    starts, _ = _carried(k, v, log_scale, log_scale_before, before, future=False)
+    ends, grad_before = _carried(q, grad, log_scale, log_scale_before, grad_last, future=True)
+    grad_q = _mixed(grad, v, k, log_scale, log_scale_before, starts.transpose(-1, -2), future=False)
+    grad_k = _mixed(v, grad, q, log_scale, log_scale_before, ends.transpose(-1, -2), future=True)
+    grad_v = _mixed(k, q, grad, log_scale, log_scale_before, ends, future=True)
     return grad_q, grad_k, grad_v, grad_before
 
 
@@ -98,7 +101,7 @@ _scan.register_autograd(_gradients, setup_context=_keep)
 
 
 def _carried(
-    a: Tensor, b: Tensor, level: Tensor, level_before: Tensor, first: Tensor, future: bool
+    a: Tensor, b: Tensor, log_scale: Tensor, log_scale_before: Tensor, first: Tensor, future: bool
 ) -> tuple[Tensor, Tensor]:
     """What each chunk gets from those before it (`future`: after it), and what is left once all are summed.
 
@@ -113,16 +116,16 @@ def _carried(
         grid = batch * heads, triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
         with torch.cuda.device_of(a):
             _carry[grid](
-                a, b, level, level_before, first, carried, total, time, rows, columns,
+                a, b, log_scale, log_scale_before, first, carried, total, time, rows, columns,
                 FUTURE=future, CHUNK=chunk, TILE=TILE,
             )  # fmt: skip
     return carried, total
 
 
 def _mixed(
-    a: Tensor, b: Tensor, c: Tensor, level: Tensor, level_before: Tensor, carried: Tensor, future: bool
+    a: Tensor, b: Tensor, c: Tensor, log_scale: Tensor, log_scale_before: Tensor, carried: Tensor, future: bool
 ) -> Tensor:
-    """out_i = sum_j exp(-|level_i - level_j|) (a_i . b_j) c_j over past j <= i (`future`: j >= i).
+    """out_i = sum_j exp(-|l_i - l_j|) (a_i . b_j) c_j over past j <= i (`future`: j >= i).
 
     a, b: (batch, heads, time, inner); c and the result: (batch, heads, time, columns); carried: (batch, heads, chunks,
     inner, columns) of any strides, from `_carried` or its transpose, stands for the j of other chunks.
@@ -134,8 +137,8 @@ def _mixed(
         grid = batch * heads * triton.cdiv(time, chunk), triton.cdiv(columns, TILE)
         with torch.cuda.device_of(a):
             _mix[grid](
-                a, b, c, level, level_before, carried, out, time, inner, columns, carried.stride(3), carried.stride(4),
-                FUTURE=future, CHUNK=chunk, TILE=TILE,
+                a, b, c, log_scale, log_scale_before, carried, out, time, inner, columns,
+                carried.stride(3), carried.stride(4), FUTURE=future, CHUNK=chunk, TILE=TILE,
             )  # fmt: skip
     return out
 
@@ -148,23 +151,23 @@ def _chunk(time: int) -> int:
 
 
 @triton.jit
-def _chunk_levels(
-    level: tl.tensor, level_before: tl.tensor, n: tl.tensor, time: tl.tensor, CHUNK: tl.constexpr
+def _chunk_log_scales(
+    log_scale: tl.tensor, log_scale_before: tl.tensor, n: tl.tensor, time: tl.tensor, CHUNK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Levels of chunk n (CHUNK,), the one reached before it, and its last. Beyond the end the last level repeats."""
+    """l of chunk n (CHUNK,), the one reached before it, and its last. Beyond the end the last one repeats."""
     position = n * CHUNK + tl.arange(0, CHUNK)
-    levels = tl.load(level + tl.minimum(position, time - 1))
-    start = tl.load(tl.where(n > 0, level + n * CHUNK - 1, level_before))
-    end = tl.load(level + tl.minimum(n * CHUNK + CHUNK, time) - 1)
-    return levels, start, end
+    log_scales = tl.load(log_scale + tl.minimum(position, time - 1))
+    start = tl.load(tl.where(n > 0, log_scale + n * CHUNK - 1, log_scale_before))
+    end = tl.load(log_scale + tl.minimum(n * CHUNK + CHUNK, time) - 1)
+    return log_scales, start, end
 
 
 @triton.jit(do_not_specialize=["time"])
 def _carry(
     a: tl.tensor,
     b: tl.tensor,
-    level: tl.tensor,
-    level_before: tl.tensor,
+    log_scale: tl.tensor,
+    log_scale_before: tl.tensor,
     first: tl.tensor,
     carried: tl.tensor,
     total: tl.tensor,
@@ -177,7 +180,7 @@ def _carry(
 ) -> None:
     """Chunk by chunk: stores the carry, then adds sum_i exp(..) a_i b_i^T of the chunk and scales to its far edge.
 
-    A carry over the past is relative to the level before its chunk, one over the future to the last level of its chunk.
+    A carry over the past is relative to l before its chunk, one over the future to the last l of its chunk.
     """
     pair = tl.program_id(0).to(tl.int64)  # of batch and head
     row = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -189,13 +192,13 @@ def _carry(
     for step in range(chunks):
         n = chunks - 1 - step if FUTURE else step
         tl.store(carried + (pair * chunks + n) * rows * columns + place, carry, mask=in_sum)
-        levels, start, end = _chunk_levels(level + pair * time, level_before + pair, n, time, CHUNK)
+        log_scales, start, end = _chunk_log_scales(log_scale + pair * time, log_scale_before + pair, n, time, CHUNK)
         position = n * CHUNK + tl.arange(0, CHUNK)
         exists = (position < time)[:, None]
         token = (pair * time + position)[:, None]
         left = tl.load(a + token * rows + row[None, :], mask=exists & (row < rows)[None, :], other=0.0)
         right = tl.load(b + token * columns + column[None, :], mask=exists & (column < columns)[None, :], other=0.0)
-        left *= tl.exp(start - levels if FUTURE else levels - end)[:, None]
+        left *= tl.exp(start - log_scales if FUTURE else log_scales - end)[:, None]
         carry = carry * tl.exp(start - end) + tl.dot(tl.trans(left), right, input_precision="ieee")
     tl.store(total + pair * rows * columns + place, carry, mask=in_sum)
 
@@ -205,8 +208,8 @@ def _mix(
     a: tl.tensor,
     b: tl.tensor,
     c: tl.tensor,
-    level: tl.tensor,
-    level_before: tl.tensor,
+    log_scale: tl.tensor,
+    log_scale_before: tl.tensor,
     carried: tl.tensor,
     out: tl.tensor,
     time: tl.tensor,
@@ -238,15 +241,15 @@ def _mix(
         state = tl.load(carried + block * inner * columns + place, mask=in_inner[:, None] & in_columns, other=0.0)
         pairs += tl.dot(left, tl.trans(right), input_precision="ieee")
         far += tl.dot(left, state, input_precision="ieee")
-    levels, start, end = _chunk_levels(level + pair * time, level_before + pair, n, time, CHUNK)
+    log_scales, start, end = _chunk_log_scales(log_scale + pair * time, log_scale_before + pair, n, time, CHUNK)
     if FUTURE:
         seen = position[:, None] <= position[None, :]
-        differences = levels[:, None] - levels[None, :]
-        since_edge = levels - end
+        differences = log_scales[:, None] - log_scales[None, :]
+        since_edge = log_scales - end
     else:
         seen = position[:, None] >= position[None, :]
-        differences = levels[None, :] - levels[:, None]
-        since_edge = start - levels
+        differences = log_scales[None, :] - log_scales[:, None]
+        since_edge = start - log_scales
     # Not a product with the mask: pairs out of sight have positive exponents and may be infinite.
     pairs = tl.where(seen, pairs * tl.exp(differences), 0.0)
     values = tl.load(c + token * columns + column[None, :], mask=exists & in_columns, other=0.0)

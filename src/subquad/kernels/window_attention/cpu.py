@@ -1,8 +1,8 @@
 """Window attention of sequences on the CPU, made of torch's own products, without a matrix of the whole.
 
 Heads are spread over threads. Within one, work goes by tiles: some windows, whose logits fit the cache. Per tile there
-is one batched product for the logits and one for the values, with far keys set beside those of each window. Training
-keeps the probabilities.
+is one batched product for the logits and one for the values, with the summaries beside the keys of each window.
+Training keeps the probabilities.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.parallel import parallel_map
+from subquad.kernels.tiles import cut
 from subquad.kernels.window_attention import Summaries, Windows
 
 TILE_ELEMENTS = 2**20
@@ -32,11 +33,11 @@ def window_attention(
     dropout: float,  # noqa: ARG001 - always 0: see LACKS
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
-    far_k, far_v, far_exists, chunk = (None, None, None, 0) if summaries is None else summaries
-    inputs = (qkv, far_k, far_v, bias)
+    summary_k, summary_v, summary_mask, chunk = (None, None, None, 0) if summaries is None else summaries
+    inputs = (qkv, summary_k, summary_v, bias)
     trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     sizes = (windows.size, windows.look_back, windows.look_forward, windows.causal, chunk)
-    return torch.ops.subquad.window_attention(*inputs, mask, far_exists, *sizes, trains)[0]
+    return torch.ops.subquad.window_attention(*inputs, mask, summary_mask, *sizes, trains)[0]
 
 
 class Shape(NamedTuple):
@@ -54,72 +55,67 @@ class Shape(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Some windows of one sequence, or all windows of some sequences; and how many far keys its last query sees."""
+    """Some windows of one sequence, or all windows of some sequences; and how many summaries its last query sees."""
 
     rows: slice
     windows: slice
-    far: int
+    summaries: int
 
 
 class Tiling:
     """What forward and backward share: the tiles of a head, and which logits are hidden in them."""
 
-    def __init__(self, qkv: Tensor, far_k: Tensor | None, shape: Shape) -> None:
+    def __init__(self, qkv: Tensor, summary_k: Tensor | None, shape: Shape) -> None:
         self.shape, self.device = shape, qkv.device
         self.batch, time, _, self.heads, self.width = qkv.shape
         self.scale = self.width**-0.5
         self.windows = time // shape.window
-        self.far = 0 if far_k is None else far_k.shape[2]
+        self.summaries = 0 if summary_k is None else summary_k.shape[2]
 
     def __iter__(self) -> Iterator[Tile]:
         shape = self.shape
-        most = max(1, TILE_ELEMENTS // (shape.window * (shape.keys + self.far)))
-        if most >= self.windows:
-            for row in range(0, self.batch, most // self.windows):
-                yield Tile(slice(row, row + most // self.windows), slice(0, self.windows), self.far)
-            return
-        for row in range(self.batch):
-            for first in range(0, self.windows, most):
-                last = min(first + most, self.windows)
-                far = min(self.far, (last * shape.window - 1) // shape.chunk) if shape.chunk else self.far
-                yield Tile(slice(row, row + 1), slice(first, last), far)
+        logits = shape.window * (shape.keys + self.summaries)
+        for rows, windows in cut(self.batch, self.windows, logits, TILE_ELEMENTS):
+            seen = (windows.stop * shape.window - 1) // shape.chunk if shape.chunk else self.summaries
+            whole = windows.stop - windows.start == self.windows
+            yield Tile(rows, windows, self.summaries if whole else min(seen, self.summaries))
 
     def kept(self) -> tuple[int, int]:
-        """Room for the probabilities of all tiles of each head. Where tiles see fewer far keys, less is used."""
-        return self.heads, self.batch * self.windows * self.shape.window * (self.shape.keys + self.far)
+        """Room for the probabilities of all tiles of each head. Where tiles see fewer summaries, less is used."""
+        return self.heads, self.batch * self.windows * self.shape.window * (self.shape.keys + self.summaries)
 
-    def hide(self, logits: Tensor, tile: Tile, tokens: Tensor | None, far_exists: Tensor | None) -> None:
-        """Takes keys that are no tokens, later and unseen ones out of logits (rows, windows, w, keys + far)."""
+    def hide(self, logits: Tensor, tile: Tile, mask: Tensor | None, summary_mask: Tensor | None) -> None:
+        """Hides masked, later and unseen keys in logits (rows, windows, w, keys + summaries)."""
         shape = self.shape
-        near, far = logits[..., : shape.keys], logits[..., shape.keys :]
-        if tokens is not None:
-            there = F.pad(tokens, (shape.before, shape.after)).unfold(1, shape.keys, shape.window)
-            near.masked_fill_(~_rows(there, tile)[:, tile.windows, None], MASK_VALUE)
+        local, summary = logits[..., : shape.keys], logits[..., shape.keys :]
+        if mask is not None:
+            mask_of_keys = F.pad(mask, (shape.before, shape.after)).unfold(1, shape.keys, shape.window)
+            local.masked_fill_(~_rows(mask_of_keys, tile)[:, tile.windows, None], MASK_VALUE)
         else:
-            self._hide_outside(near, tile)
+            self._hide_outside(local, tile)
         if shape.causal:
             place = torch.arange(shape.window, device=self.device)[:, None] + shape.before
-            near.masked_fill_(torch.arange(shape.keys, device=self.device) > place, MASK_VALUE)
-        if tile.far and shape.chunk:
+            local.masked_fill_(torch.arange(shape.keys, device=self.device) > place, MASK_VALUE)
+        if tile.summaries and shape.chunk:
             # only the chunks that end within the tile are seen by some of its queries and not by others
             begin, end = tile.windows.start * shape.window, tile.windows.stop * shape.window
             new = begin // shape.chunk
             current = torch.arange(begin, end, device=self.device)[:, None] // shape.chunk
-            unseen = torch.arange(new, tile.far, device=self.device) >= current
-            far[..., new:].masked_fill_(unseen.unflatten(0, (-1, shape.window)), MASK_VALUE)
-        if tile.far and far_exists is not None:
-            far.masked_fill_(~_rows(far_exists, tile)[:, None, None, : tile.far], MASK_VALUE)
+            unseen = torch.arange(new, tile.summaries, device=self.device) >= current
+            summary[..., new:].masked_fill_(unseen.unflatten(0, (-1, shape.window)), MASK_VALUE)
+        if tile.summaries and summary_mask is not None:
+            summary.masked_fill_(~_rows(summary_mask, tile)[:, None, None, : tile.summaries], MASK_VALUE)
 
-    def _hide_outside(self, near: Tensor, tile: Tile) -> None:
+    def _hide_outside(self, local: Tensor, tile: Tile) -> None:
         """Keys before the sequence and after it, which only the outermost windows reach."""
         shape = self.shape
         for number, window in enumerate(range(tile.windows.start, tile.windows.stop)):
             start = window * shape.window - shape.before
             beyond = start + shape.keys - self.windows * shape.window
             if start < 0:
-                near[:, number, :, :-start] = MASK_VALUE
+                local[:, number, :, :-start] = MASK_VALUE
             if beyond > 0:
-                near[:, number, :, shape.keys - beyond :] = MASK_VALUE
+                local[:, number, :, shape.keys - beyond :] = MASK_VALUE
 
 
 def _rows(x: Tensor, tile: Tile) -> Tensor:
@@ -132,19 +128,20 @@ def _by_window(x: Tensor, tile: Tile, shape: Shape) -> Tensor:
     return x[tile.rows].unflatten(1, (-1, shape.window))[:, tile.windows]
 
 
-def _reachable(x: Tensor, tile: Tile, shape: Shape, far: Tensor | None) -> Tensor:
-    """Keys (or values) of a tile: (rows * windows, keys + far, d).
+def _reachable(x: Tensor, tile: Tile, shape: Shape, summaries: Tensor | None) -> Tensor:
+    """Keys (or values) of a tile: (rows * windows, keys + summaries, d).
 
-    x: (batch, before + time + after, d), of which windows reach parts; far: (batch, far, d), beside them everywhere.
+    x: (batch, before + time + after, d), of which windows reach parts; summaries: (batch, n, d), beside all of them.
     """
-    near = x[tile.rows].unfold(1, shape.keys, shape.window).transpose(2, 3)[:, tile.windows]
-    if far is not None and tile.far:
-        near = torch.cat([near, far[tile.rows, None, : tile.far].expand(-1, near.shape[1], -1, -1)], 2)
-    return near.flatten(0, 1)
+    local = x[tile.rows].unfold(1, shape.keys, shape.window).transpose(2, 3)[:, tile.windows]
+    if summaries is not None and tile.summaries:
+        summary = summaries[tile.rows, None, : tile.summaries].expand(-1, local.shape[1], -1, -1)
+        local = torch.cat([local, summary], 2)
+    return local.flatten(0, 1)
 
 
 def _add_reachable(total: Tensor, windows: Tensor, tile: Tile, shape: Shape) -> None:
-    """Transposes `_reachable` for near keys: adds (rows, windows, keys, d) to (batch, before + time + after, d)."""
+    """Transposes `_reachable` of windows: adds (rows, windows, keys, d) to (batch, before + time + after, d)."""
     # Windows stand a window apart, so pieces of at most that length can be added to all of them at once.
     for begin in range(0, shape.keys, shape.window):
         length = min(shape.window, shape.keys - begin)
@@ -164,18 +161,18 @@ def _packed(qkv: Tensor, head: int, shape: Shape) -> list[Tensor]:
     return [q.contiguous(), *(F.pad(part, (0, 0, shape.before, shape.after)) for part in (k, v))]
 
 
-def _of_head(far: Tensor | None, head: int) -> Tensor | None:
-    return None if far is None else far[:, head]
+def _of_head(summaries: Tensor | None, head: int) -> Tensor | None:
+    return None if summaries is None else summaries[:, head]
 
 
 @torch.library.custom_op("subquad::window_attention", mutates_args=())
 def _forward(
     qkv: Tensor,
-    far_k: Tensor | None,
-    far_v: Tensor | None,
+    summary_k: Tensor | None,
+    summary_v: Tensor | None,
     bias: Tensor | None,
-    tokens: Tensor | None,
-    far_exists: Tensor | None,
+    mask: Tensor | None,
+    summary_mask: Tensor | None,
     window: int,
     before: int,
     after: int,
@@ -185,7 +182,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """y, and the probabilities of all tiles, one after the other (empty unless training)."""
     shape = Shape(window, before, after, causal, chunk)
-    tiling = Tiling(qkv, far_k, shape)
+    tiling = Tiling(qkv, summary_k, shape)
     y = qkv.new_empty(qkv.shape[0], qkv.shape[1], tiling.heads, tiling.width)
     kept = qkv.new_empty(tiling.kept() if trains else 0)
 
@@ -195,15 +192,17 @@ def _forward(
         q = q * tiling.scale  # not in place: a copy that was not needed is the input itself
         for tile in tiling:
             tile_q = _by_window(q, tile, shape)
-            logits = torch.bmm(tile_q.flatten(0, 1), _reachable(k, tile, shape, _of_head(far_k, head)).transpose(1, 2))
+            logits = torch.bmm(
+                tile_q.flatten(0, 1), _reachable(k, tile, shape, _of_head(summary_k, head)).transpose(1, 2)
+            )
             by_row = logits.unflatten(0, tile_q.shape[:2])
             if bias is not None:
                 by_row[..., : shape.keys] += bias[min(head, bias.shape[0] - 1)]
-            tiling.hide(by_row, tile, tokens, far_exists)
-            chances = kept[head, done : done + logits.numel()].view_as(logits) if trains else logits
-            torch.softmax(logits, -1, out=chances)
+            tiling.hide(by_row, tile, mask, summary_mask)
+            probs = kept[head, done : done + logits.numel()].view_as(logits) if trains else logits
+            torch.softmax(logits, -1, out=probs)
             done += logits.numel()
-            mixed = torch.bmm(chances, _reachable(v, tile, shape, _of_head(far_v, head)))
+            mixed = torch.bmm(probs, _reachable(v, tile, shape, _of_head(summary_v, head)))
             _by_window(y[:, :, head], tile, shape).copy_(mixed.view_as(tile_q))
 
     list(parallel_map(mix, range(tiling.heads)))
@@ -215,8 +214,8 @@ def _backward(
     grad: Tensor,
     kept: Tensor,
     qkv: Tensor,
-    far_k: Tensor | None,
-    far_v: Tensor | None,
+    summary_k: Tensor | None,
+    summary_v: Tensor | None,
     bias: Tensor | None,
     window: int,
     before: int,
@@ -224,11 +223,11 @@ def _backward(
     causal: bool,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of qkv, far_k, far_v and bias; those of what is absent are empty."""
+    """Gradients of qkv, summary_k, summary_v and bias; those of what is absent are empty."""
     shape = Shape(window, before, after, causal, chunk)
-    tiling = Tiling(qkv, far_k, shape)
+    tiling = Tiling(qkv, summary_k, shape)
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    d_far_k, d_far_v = (qkv.new_empty(0) if t is None else torch.zeros_like(t) for t in (far_k, far_v))
+    d_summary_k, d_summary_v = (qkv.new_empty(0) if t is None else torch.zeros_like(t) for t in (summary_k, summary_v))
     d_bias = qkv.new_zeros((0,) if bias is None else (tiling.heads, *bias.shape[1:]))  # heads may share a bias
     inner = slice(before, before + qkv.shape[1])
 
@@ -240,21 +239,21 @@ def _backward(
             tile_q = _by_window(q, tile, shape)
             shape_q, tile_q = tile_q.shape, tile_q.flatten(0, 1)
             tile_g = _by_window(grad[:, :, head], tile, shape).flatten(0, 1)
-            tile_k = _reachable(k, tile, shape, _of_head(far_k, head))
-            tile_v = _reachable(v, tile, shape, _of_head(far_v, head))
+            tile_k = _reachable(k, tile, shape, _of_head(summary_k, head))
+            tile_v = _reachable(v, tile, shape, _of_head(summary_v, head))
             count = tile_q.shape[0] * window * tile_k.shape[1]
-            chances = kept[head, done : done + count].view(-1, window, tile_k.shape[1])
+            probs = kept[head, done : done + count].view(-1, window, tile_k.shape[1])
             done += count
-            d_chances = torch.bmm(tile_g, tile_v.transpose(1, 2))
-            d_logits = torch._softmax_backward_data(d_chances, chances, -1, chances.dtype).mul_(tiling.scale)
+            d_probs = torch.bmm(tile_g, tile_v.transpose(1, 2))
+            d_logits = torch._softmax_backward_data(d_probs, probs, -1, probs.dtype).mul_(tiling.scale)
             _by_window(d_qkv[:, :, 0, head], tile, shape).copy_(torch.bmm(d_logits, tile_k).view(shape_q))
             tile_d_k = torch.bmm(d_logits.transpose(1, 2), tile_q).unflatten(0, shape_q[:2])
-            tile_d_v = torch.bmm(chances.transpose(1, 2), tile_g).unflatten(0, shape_q[:2])
+            tile_d_v = torch.bmm(probs.transpose(1, 2), tile_g).unflatten(0, shape_q[:2])
             _add_reachable(d_k, tile_d_k[:, :, : shape.keys], tile, shape)
             _add_reachable(d_v, tile_d_v[:, :, : shape.keys], tile, shape)
-            if tile.far:
-                d_far_k[tile.rows, head, : tile.far] += tile_d_k[:, :, shape.keys :].sum(1)
-                d_far_v[tile.rows, head, : tile.far] += tile_d_v[:, :, shape.keys :].sum(1)
+            if tile.summaries:
+                d_summary_k[tile.rows, head, : tile.summaries] += tile_d_k[:, :, shape.keys :].sum(1)
+                d_summary_v[tile.rows, head, : tile.summaries] += tile_d_v[:, :, shape.keys :].sum(1)
             if bias is not None:
                 d_bias[head] += d_logits[..., : shape.keys].sum(0).div_(tiling.scale)
         d_qkv[:, :, 1, head].copy_(d_k[:, inner])
@@ -262,7 +261,7 @@ def _backward(
 
     list(parallel_map(differentiate, range(tiling.heads)))
     shared = bias is not None and bias.shape[0] < tiling.heads
-    return d_qkv, d_far_k, d_far_v, d_bias.sum(0, keepdim=True) if shared else d_bias
+    return d_qkv, d_summary_k, d_summary_v, d_bias.sum(0, keepdim=True) if shared else d_bias
 
 
 @_forward.register_fake
@@ -278,13 +277,15 @@ def _fake_backward(
     grad: Tensor,  # noqa: ARG001
     kept: Tensor,  # noqa: ARG001
     qkv: Tensor,
-    far_k: Tensor | None,
-    far_v: Tensor | None,
+    summary_k: Tensor | None,
+    summary_v: Tensor | None,
     bias: Tensor | None,
     *sizes: Any,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    d_far_k, d_far_v, d_bias = (qkv.new_empty(0) if t is None else torch.empty_like(t) for t in (far_k, far_v, bias))
-    return torch.empty_like(qkv, memory_format=torch.contiguous_format), d_far_k, d_far_v, d_bias
+    d_summary_k, d_summary_v, d_bias = (
+        qkv.new_empty(0) if t is None else torch.empty_like(t) for t in (summary_k, summary_v, bias)
+    )
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format), d_summary_k, d_summary_v, d_bias
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
