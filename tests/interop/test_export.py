@@ -16,7 +16,7 @@ import yaml
 import subquad
 from subquad.cli.main import run as command
 from subquad.decode.scoring import TargetScorer, TextScorer
-from subquad.interop.export.card import CARD, published
+from subquad.interop.export.card import CARD, shorten_paths
 from subquad.interop.export.check import started
 from subquad.interop.export.files import FORMS, Form, parts_of, write_export
 from subquad.interop.export.step import decoding_parts
@@ -283,7 +283,7 @@ def test_logits_are_nan_without_room_for_a_summary() -> None:
 
 
 def test_cards_show_no_absolute_path() -> None:
-    assert published({"files": ["/home/someone/a.txt", "b/c.txt"], "size": 3}) == {
+    assert shorten_paths({"files": ["/home/someone/a.txt", "b/c.txt"], "size": 3}) == {
         "files": ["a.txt", "b/c.txt"],
         "size": 3,
     }
