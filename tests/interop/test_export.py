@@ -17,9 +17,9 @@ import subquad
 from subquad.cli.main import run as command
 from subquad.decode.scoring import TargetScorer, TextScorer
 from subquad.interop.export.card import CARD, shorten_paths
-from subquad.interop.export.check import started
-from subquad.interop.export.files import FORMS, Form, parts_of, write_export
-from subquad.interop.export.step import decoding_parts
+from subquad.interop.export.check import initial_state
+from subquad.interop.export.files import FORMS, Form, export_graphs, write_export
+from subquad.interop.export.step import decoding_graphs
 from subquad.interop.export.usage import usage
 from subquad.models import LanguageModel, Model, Seq2Seq, build_model
 from subquad.testing import Case, enlarge, every_case, streams
@@ -70,7 +70,7 @@ def pyramid(mixer: dict[str, Any]) -> Model:
 
 def exported(model: Model, form: Form, out: Path) -> list[str]:
     """Checks the files against the model, as every export does."""
-    parts = parts_of(model, image_size=28)
+    parts = export_graphs(model, image_size=28)
     return write_export(parts, model, form, out, usage(form, parts))
 
 
@@ -114,7 +114,7 @@ def test_classifiers_agree_in_onnxruntime(tmp_path: Path, family: str, recwarn) 
 @pytest.mark.parametrize("form", ["torch", pytest.param("onnx", marks=pytest.mark.nightly)])
 def test_masked_language_models_agree(tmp_path: Path, form: Form) -> None:
     model = masked_model({"name": "linformer", "slots": 4, "max_length": 90, "share_kv": True, "share_layers": True})
-    parts = parts_of(model)
+    parts = export_graphs(model)
     write_export(parts, model, form, tmp_path / "out", usage(form, parts, 0, model.config.mask))
     (printed,) = without_subquad(tmp_path / "out")
     assert len(re.findall(r"\d+", printed)) == 4, "a word for each symbol of the program's text"
@@ -241,7 +241,7 @@ def greedy(scorer: TargetScorer | TextScorer, begun: list[int]) -> list[int]:
 
 def test_a_wrong_file_is_not_left(tmp_path: Path) -> None:
     model = language_model({"name": "softmax"})
-    parts = decoding_parts(model)
+    parts = decoding_graphs(model)
     other = language_model({"name": "softmax"})
     with torch.no_grad():
         other.state_dict()["embedding.tokens.weight"][3].add_(0.01)  # the head's, too
@@ -267,13 +267,13 @@ def test_a_missing_package_is_named(capsys, monkeypatch, tmp_path: Path, transla
 def test_what_cannot_stream_is_refused_by_name() -> None:
     model = language_model({"name": "eva", "window": 4, "landmarks": 3})
     with pytest.raises(ValueError, match="eva was built with a number of chunks"):
-        parts_of(model)
+        export_graphs(model)
 
 
 def test_logits_are_nan_without_room_for_a_summary() -> None:
     model = language_model(CHUNKED)
-    (step,) = decoding_parts(model)
-    state, finite = started(step, 1, chunks=1), []
+    (step,) = decoding_graphs(model)
+    state, finite = initial_state(step, 1, chunks=1), []
     for token in (4, 5, 6, 7, 8):
         with torch.no_grad():
             logits, *after = step.module(torch.tensor([token]), *state.values())

@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ValueError, match="SubquadForSeq2SeqLM holds models of kind encoder-decoder, not language-model"
     ):
         SubquadForSeq2SeqLM(model.config)
-    with pytest.raises(ValueError, match="keeps its state in a SubquadCache"):
+    with pytest.raises(ValueError, match="but this model needs a SubquadCache"):
         model(torch.tensor(PROMPTS[1:2]), past_key_values=hf.DynamicCache())
     with pytest.raises(ValueError, match="cannot forget"):
         SubquadCache().crop(1)
@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     config["subquad"]["decoder"]["layers"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"lacks weights of the model: model\.decoder\.blocks\.2"):
+    with pytest.raises(ValueError, match=r"has no weights for model\.decoder\.blocks\.2"):
         SubquadForCausalLM.from_pretrained(tmp_path)
 
 

@@ -29,7 +29,7 @@ from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
 from subquad.decode.translate import Translator
 from subquad.interop.huggingface import SubquadForCausalLM, SubquadTokenizer, save_huggingface
-from subquad.interop.huggingface.tokenizer import FILE, converted
+from subquad.interop.huggingface.tokenizer import FILE, convert_tokenizer
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.tasks.image_classification import image_classifier
 from subquad.train.run import LoadedRun, load_run
@@ -97,7 +97,7 @@ def tokenizers() -> Iterator[tuple[str, Tokenizer]]:
 @pytest.mark.parametrize(("kind", "tokenizer"), [pytest.param(*pair, id=pair[0]) for pair in tokenizers()])
 @pytest.mark.parametrize("side", ["before", "after"])
 def test_tokenizers_give_the_numbers_of_training(kind: str, tokenizer: Tokenizer, side: Any, tmp_path: Path) -> None:
-    converted(tokenizer, side).save_pretrained(tmp_path)
+    convert_tokenizer(tokenizer, side).save_pretrained(tmp_path)
     loaded = hf.AutoTokenizer.from_pretrained(tmp_path)
     assert isinstance(loaded, SubquadTokenizer) == (kind not in ("bpe", "unigram"))
     assert (loaded.pad_token_id, loaded.eos_token_id) == (tokenizer.pad, tokenizer.eos)
@@ -118,7 +118,7 @@ def test_tokenizers_give_the_numbers_of_training(kind: str, tokenizer: Tokenizer
 
 
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
-    converted(dict(tokenizers())["words"], "after").save_pretrained(tmp_path)
+    convert_tokenizer(dict(tokenizers())["words"], "after").save_pretrained(tmp_path)
     content = json.loads((tmp_path / FILE).read_text())
     words = base64.b64decode(content["files"]["dict.txt"]).replace(b"house", b"horse")
     content["files"]["dict.txt"] = base64.b64encode(words).decode()

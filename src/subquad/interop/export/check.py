@@ -1,7 +1,7 @@
-"""Holds exported files against the model that they come from.
+"""Compares the outputs of exported files with those of the model.
 
-Graphs of whole sequences are called with batches and lengths other than those that were traced, rows padded in front,
-behind and within. Steps are called one after the other from the first token on, beside the model's own streaming.
+Graphs that read whole sequences are called with other batches and lengths than the traced ones, with padding before,
+after and inside the rows. Steps are called one after the other from the first token on, and compared with streaming.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,51 +10,53 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from subquad.interop.export.graphs import Part
+from subquad.interop.export.graphs import ExportGraph
 from subquad.models import LanguageModel, Model, Seq2Seq
 from subquad.nn.block import Block
 
 TOLERANCE = 1e-4
-"""Largest difference, relative to the largest value where that is above 1."""
+"""The largest difference that is allowed, relative to the largest value if that is above 1."""
 SHAPES = ((1, 1), (3, 7), (2, 67), (1, 131))
-"""Batches and lengths: below and above windows, blocks and landmarks, and not multiples of them."""
+"""Batches and lengths. They are below and above the sizes of windows, blocks and landmarks, and no multiples."""
 ROWS, MORE_STEPS = 2, 8
 
 Call = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Calls a file: inputs by name -> outputs by name."""
+"""A function that runs a file: inputs by name -> outputs by name."""
 
 
-def check_parts(parts: Sequence[Part], calls: Mapping[str, Call], model: Model) -> None:
-    """ValueError if a file does not compute what the model computes. calls: of the files, by the names of the parts."""
-    for part in parts:
-        if part.name == "step":
+def check_graphs(graphs: Sequence[ExportGraph], calls: Mapping[str, Call], model: Model) -> None:
+    """Raises a ValueError if a file does not compute what the model computes. calls: by the names of the graphs."""
+    for graph in graphs:
+        if graph.name == "step":
             assert isinstance(model, Seq2Seq | LanguageModel)
-            check_steps(part, calls, model)
+            check_steps(graph, calls, model)
         else:
-            check_whole(part, calls[part.name], vocabulary(model))
+            check_graph(graph, calls[graph.name], vocab_size(model))
 
 
 @torch.no_grad()
-def check_whole(part: Part, call: Call, words: int) -> None:
-    """Of a graph without a state."""
+def check_graph(graph: ExportGraph, call: Call, vocab: int) -> None:
+    """Checks a graph without a state."""
     generator = torch.Generator().manual_seed(0)
     for batch, time in SHAPES:
-        time = min(time, *part.limits.values()) if part.limits else time
+        time = min(time, *graph.limits.values()) if graph.limits else time
         given = {}
-        for name, example in part.inputs.items():
-            shape = [batch, *(time if isinstance(axis, str) else axis for axis in part.shapes[name][1:])]
-            given[name] = random_input(example, shape, words, generator)
-        found, wanted = call(given), part.module(*given.values())
-        for name, value in zip(part.outputs, wanted, strict=True):
-            compare(f"{part.name}: {name} of {batch} rows of {time}", found[name], value)
+        for name, example in graph.inputs.items():
+            shape = [batch, *(time if isinstance(axis, str) else axis for axis in graph.shapes[name][1:])]
+            given[name] = random_input(example, shape, vocab, generator)
+        found, wanted = call(given), graph.module(*given.values())
+        for name, value in zip(graph.outputs, wanted, strict=True):
+            compare(f"{graph.name}: {name} of {batch} rows of {time}", found[name], value)
 
 
 @torch.no_grad()
-def check_steps(part: Part, calls: Mapping[str, Call], model: Seq2Seq | LanguageModel) -> None:
-    """From the first token on, further than any window or chunk of the model. Of an encoder-decoder, together with its
-    encoder."""
+def check_steps(graph: ExportGraph, calls: Mapping[str, Call], model: Seq2Seq | LanguageModel) -> None:
+    """Checks the graph of a step, together with the encoder if there is one.
+
+    It reads more tokens than any window or chunk of the model has.
+    """
     sizes = [cast(Block, block).mixer.max_step or 1 for block in model.decoder.blocks]
-    steps = min(2 * max(sizes) + MORE_STEPS, *part.limits.values()) if part.limits else 2 * max(sizes) + MORE_STEPS
+    steps = min(2 * max(sizes) + MORE_STEPS, *graph.limits.values()) if graph.limits else 2 * max(sizes) + MORE_STEPS
     generator = torch.Generator().manual_seed(1)
     words = model.config.target_vocab if isinstance(model, Seq2Seq) else model.config.vocab
     tokens = torch.randint(0, words, (ROWS, steps), generator=generator)
@@ -66,7 +68,7 @@ def check_steps(part: Part, calls: Mapping[str, Call], model: Seq2Seq | Language
         memory = calls["encoder"]({"source": source, "padding": padding})
         own |= {"context": model.encode(source, padding).x, "context_padding": padding}
     read = model.decode if isinstance(model, Seq2Seq) else model
-    state = started(part, ROWS, chunks=steps)
+    state = initial_state(graph, ROWS, chunks=steps)
     for number, token in enumerate(tokens.unbind(1)):
         found = calls["step"]({"token": token, **state, **memory})
         wanted = read(token[:, None], **own)
@@ -75,38 +77,40 @@ def check_steps(part: Part, calls: Mapping[str, Call], model: Seq2Seq | Language
         state = {name: found[f"next.{name}"] for name in state}
 
 
-def started(part: Part, rows: int, chunks: int) -> dict[str, Tensor]:
-    """What a step is given besides the first token. chunks: room for summaries, where there are any."""
+def initial_state(graph: ExportGraph, rows: int, chunks: int) -> dict[str, Tensor]:
+    """Returns the state before the first token. chunks: the room for summaries of chunks, if the model has them."""
     sizes = {"batch": rows, "past": 0, "chunks": chunks}
     return {
         name: torch.full(
-            [axis if isinstance(axis, int) else sizes[axis] for axis in part.shapes[name]],
+            [axis if isinstance(axis, int) else sizes[axis] for axis in graph.shapes[name]],
             start,
-            dtype=part.inputs[name].dtype,
+            dtype=graph.inputs[name].dtype,
         )
-        for name, start in part.starts.items()
+        for name, start in graph.starts.items()
     }
 
 
-def random_input(example: Tensor, shape: Sequence[int], words: int, generator: torch.Generator) -> Tensor:
-    """Pixels, tokens, or padding that leaves every row its middle position."""
+def random_input(example: Tensor, shape: Sequence[int], vocab: int, generator: torch.Generator) -> Tensor:
+    """Returns random pixels or tokens, or random padding that never covers the middle of a row."""
     if example.is_floating_point():
         return torch.randn(tuple(shape), generator=generator)
     if example.dtype == torch.bool:
         padding = torch.rand(tuple(shape), generator=generator) < 0.3
         padding[:, shape[1] // 2] = False
         return padding
-    return torch.randint(0, words, tuple(shape), generator=generator)
+    return torch.randint(0, vocab, tuple(shape), generator=generator)
 
 
-def vocabulary(model: Model) -> int:
-    """Numbers of symbols that a model reads, all at once; images have none."""
+def vocab_size(model: Model) -> int:
+    """Returns the size of the vocabulary that a model reads. For images it is 1."""
     return getattr(model.config, "source_vocab", getattr(model.config, "vocab", 1))
 
 
 def compare(what: str, found: Tensor, wanted: Tensor) -> None:
     if found.shape != wanted.shape:
-        raise ValueError(f"{what} are {tuple(found.shape)} instead of {tuple(wanted.shape)}; no file was kept")
+        raise ValueError(
+            f"{what} have the shape {tuple(found.shape)} instead of {tuple(wanted.shape)}; no file was kept"
+        )
     difference = float((found.double() - wanted.double()).abs().max())
     limit = TOLERANCE * max(1.0, float(wanted.abs().max()))
     if not difference <= limit:

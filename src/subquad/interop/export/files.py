@@ -1,11 +1,11 @@
-"""Exports as files: `NAME.onnx` or `NAME.pt2` for each part of a model, and what their callers need beside them.
+"""Writes exports: a file `NAME.onnx` or `NAME.pt2` for each graph of a model, and what their users need.
 
-    export.json     inputs and outputs of every file: names, types, shapes, what a state begins with
-    README.md       the model card, with a program that uses the files
-    tokenizers/, inputs.json     as in the run: what turns text or images into the model's inputs
+    export.json                  the inputs and outputs of every file: names, types, shapes, initial values of a state
+    README.md                    the model card, with programs that use the files
+    tokenizers/, inputs.json     as in the run: they turn text or images into the model's inputs
 
-Files are written into a folder under a temporary name and checked there against the model. The folder gets its name
-only if they compute the same.
+The files are written into a folder with a temporary name and compared with the model there. The folder gets its final
+name only if they compute the same.
 """
 
 import os
@@ -23,9 +23,9 @@ from torch.export import ExportedProgram
 from subquad.data.images.inputs import Augmented
 from subquad.files import write_json
 from subquad.interop.export.card import CARD, model_card
-from subquad.interop.export.check import Call, check_parts
-from subquad.interop.export.graphs import Part, described, trace, whole_of_images, whole_of_text
-from subquad.interop.export.step import decoding_parts
+from subquad.interop.export.check import Call, check_graphs
+from subquad.interop.export.graphs import ExportGraph, describe_graph, image_graph, text_graph, trace
+from subquad.interop.export.step import decoding_graphs
 from subquad.interop.export.usage import usage
 from subquad.models import (
     LanguageModel,
@@ -43,22 +43,24 @@ from subquad.train.run import LoadedRun
 
 Form = Literal["onnx", "torch"]
 DESCRIPTION, FORMAT = "export.json", 1
-LARGEST_FILE = 2**30
-"""Bytes of weights that an ONNX file holds itself; more are in a file beside it, since protobuf ends at 2 GiB."""
-TORCH_TO_ITSELF = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
-"""How a warning begins that torch's exporter gives about its own code: no user can act on it."""
+MAX_ONNX_WEIGHTS = 2**30
+"""The most bytes of weights inside an ONNX file. More are put into a file beside it, because protobuf ends at 2 GiB."""
+EXPORTER_WARNING = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+"""The beginning of a warning of torch's exporter about its own code, which no user can act on."""
 
 
 def export_run(run: LoadedRun, form: Form, out: Path) -> list[str]:
-    """Writes the model of a run into the folder `out`, which must be new or empty; names of the files with parts."""
+    """Writes the model of a run into a folder, which must be new or empty. Returns the names of the graph files."""
     model = run.model.cpu().float().eval()
-    parts = parts_of(model, _image_size(run.inputs.get("transform")))
-    card = model_card(model, usage(form, parts, *_symbols(run)), run, library="onnx" if form == "onnx" else "torch")
-    return write_export(parts, model, form, out, card, run.folder)
+    graphs = export_graphs(model, _image_size(run.inputs.get("transform")))
+    card = model_card(
+        model, usage(form, graphs, *_special_ids(run)), run, library="onnx" if form == "onnx" else "torch"
+    )
+    return write_export(graphs, model, form, out, card, run.folder)
 
 
-def _symbols(run: LoadedRun) -> tuple[int, int | None]:
-    """What a text begins with, and what hides a word of it: see `usage`."""
+def _special_ids(run: LoadedRun) -> tuple[int, int | None]:
+    """Returns the first token of a text, and the mask token if there is one (see `usage`)."""
     if isinstance(run.model, MaskedLanguageModel):
         return beginning(run.tokenizer("text")), run.model.config.mask
     sides = {Seq2Seq: "target", LanguageModel: "text"}
@@ -66,51 +68,51 @@ def _symbols(run: LoadedRun) -> tuple[int, int | None]:
 
 
 def _image_size(transform: Mapping[str, Any] | None) -> int | None:
-    """Side of the images that a transform, as a run describes it, makes; None without one: the model reads text."""
+    """Returns the side of the images that a run's transform makes, or None if the model reads text."""
     if transform is None:
         return None
     return transform["options"]["size"] if transform["kind"] == Augmented.kind else transform["shape"][-1]
 
 
-def parts_of(model: Model, image_size: int | None = None) -> list[Part]:
-    """The graphs of a model. image_size: of a pyramid's images, which its config does not say."""
+def export_graphs(model: Model, image_size: int | None = None) -> list[ExportGraph]:
+    """Returns the graphs of a model. image_size: the side of the images, which a pyramid's config does not have."""
     if isinstance(model, Seq2Seq):
-        return decoding_parts(model)
+        return decoding_graphs(model)
     if isinstance(model, LanguageModel):
-        return [whole_of_text(model), *decoding_parts(model)]
+        return [text_graph(model), *decoding_graphs(model)]
     if isinstance(model, MaskedLanguageModel | TextClassifier):
-        return [whole_of_text(model)]
+        return [text_graph(model)]
     assert isinstance(model, VisionTransformer | Pyramid)
     side = model.config.image_size if isinstance(model, VisionTransformer) else image_size
     if side is None:
-        raise ValueError("a pyramid takes images of any size, and an export those of one: give image_size")
-    return [whole_of_images(model, side)]
+        raise ValueError("a pyramid can read images of any size, but an export has one size: give image_size")
+    return [image_graph(model, side)]
 
 
 def write_export(
-    parts: Sequence[Part], model: Model, form: Form, out: Path, card: str, run: Path | None = None
+    graphs: Sequence[ExportGraph], model: Model, form: Form, out: Path, card: str, run: Path | None = None
 ) -> list[str]:
-    """Writes and checks the parts of a model. card: the text of its card; run: whose tokenizers come along."""
+    """Writes and checks the graphs of a model. card: the text of its card. run: the folder to copy tokenizers from."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is there already; give a new folder, or remove it")
+        raise ValueError(f"{out} exists already; give a new folder, or remove it")
     suffix, save, open_, needed = FORMS[form]
-    for package in needed:  # asked before the work is done
+    for package in needed:  # checked before the work begins
         require(package, f"exporting to {form}", "export")
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
-        files = {part.name: f"{part.name}.{suffix}" for part in parts}
-        for part in parts:
-            save(part, trace(part), temporary / files[part.name])
-        check_parts(parts, {part.name: open_(part, temporary / files[part.name]) for part in parts}, model)
-        content = {part.name: {"file": files[part.name], **described(part)} for part in parts}
+        files = {graph.name: f"{graph.name}.{suffix}" for graph in graphs}
+        for graph in graphs:
+            save(graph, trace(graph), temporary / files[graph.name])
+        check_graphs(graphs, {graph.name: open_(graph, temporary / files[graph.name]) for graph in graphs}, model)
+        content = {graph.name: {"file": files[graph.name], **describe_graph(graph)} for graph in graphs}
         write_json(temporary / DESCRIPTION, {"format": FORMAT, "model": model.config.kind, "parts": content})
         (temporary / CARD).write_text(card, encoding="utf-8")
         if run is not None:
             _copy_inputs(run, temporary)
         temporary.replace(out)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # it is still there only if something went wrong
+        shutil.rmtree(temporary, ignore_errors=True)  # it still exists only after an error
     return list(files.values())
 
 
@@ -120,55 +122,55 @@ def _copy_inputs(run: Path, out: Path) -> None:
         shutil.copytree(run / TOKENIZERS, out / TOKENIZERS)
 
 
-# ---------------------------------------------------------------------- forms
+# ---------------------------------------------------------------------- formats
 
 
-def save_torch(part: Part, program: ExportedProgram, path: Path) -> None:  # noqa: ARG001
+def save_torch(graph: ExportGraph, program: ExportedProgram, path: Path) -> None:  # noqa: ARG001
     torch.export.save(program, path)
 
 
-def open_torch(part: Part, path: Path) -> Call:
-    graph = torch.export.load(path).module()
+def open_torch(graph: ExportGraph, path: Path) -> Call:
+    module = torch.export.load(path).module()
 
     def call(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.no_grad():
-            return dict(zip(part.outputs, graph(*(given[name] for name in part.inputs)), strict=True))
+            return dict(zip(graph.outputs, module(*(given[name] for name in graph.inputs)), strict=True))
 
     return call
 
 
-def save_onnx(part: Part, program: ExportedProgram, path: Path) -> None:
+def save_onnx(graph: ExportGraph, program: ExportedProgram, path: Path) -> None:
     weights = sum(value.numel() * value.element_size() for value in program.state_dict.values())
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", TORCH_TO_ITSELF, FutureWarning)
+        warnings.filterwarnings("ignore", EXPORTER_WARNING, FutureWarning)
         torch.onnx.export(
             program,
             (),
             path,
-            input_names=list(part.inputs),
-            output_names=list(part.outputs),
+            input_names=list(graph.inputs),
+            output_names=list(graph.outputs),
             dynamo=True,
             verbose=False,
-            external_data=weights > LARGEST_FILE,
+            external_data=weights > MAX_ONNX_WEIGHTS,
         )
 
 
-def open_onnx(part: Part, path: Path) -> Call:
+def open_onnx(graph: ExportGraph, path: Path) -> Call:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     def call(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found: list[np.ndarray] = session.run(list(part.outputs), {name: given[name].numpy() for name in part.inputs})
-        return dict(zip(part.outputs, map(torch.from_numpy, found), strict=True))
+        found: list[np.ndarray] = session.run(list(graph.outputs), {name: given[name].numpy() for name in graph.inputs})
+        return dict(zip(graph.outputs, map(torch.from_numpy, found), strict=True))
 
     return call
 
 
 class Format(NamedTuple):
     suffix: str
-    save: Callable[[Part, ExportedProgram, Path], None]
-    open: Callable[[Part, Path], Call]
+    save: Callable[[ExportGraph, ExportedProgram, Path], None]
+    open: Callable[[ExportGraph, Path], Call]
     needed: tuple[str, ...]
 
 

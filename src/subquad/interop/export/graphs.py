@@ -1,14 +1,14 @@
-"""What of a model is exported: graphs of plain tensors that run without subquad.
+"""The graphs that are exported of a model. They take and return plain tensors, and run without subquad.
 
-    encoder-decoder    encoder   source, its padding           ->  what cross-attention remembers of it
-                       step      a token, memory, state        ->  logits of the next token, state
-    language model     model     tokens, their padding         ->  logits of the next token at every position
+    encoder-decoder    encoder   source and its padding        ->  the state of cross-attention
+                       step      a token, that state, state    ->  logits of the next token, state
+    language model     model     tokens and their padding      ->  logits of the next token at every position
                        step      a token, state                ->  logits of the next token, state
-    masked             model     tokens, their padding         ->  logits of the word at every position
+    masked             model     tokens and their padding      ->  logits of the word at every position
     classifiers        model     tokens and padding, or images ->  logits of the classes
 
-Batch and length are free; images have the size that the model was trained on. Padding is True where there is no token.
-`export_step.py` has the steps, `export_files.py` writes and checks the files.
+Batch and length may have any size; images have the size that the model was trained on. Padding is True at positions to
+ignore. `step.py` has the graphs of decoding, and `files.py` writes and checks the files.
 """
 
 from collections.abc import Mapping
@@ -24,17 +24,20 @@ from subquad.models import LanguageModel, MaskedLanguageModel, Model, Pyramid, T
 from subquad.models.base import Output
 
 Shape = tuple[int | str, ...]
-"""Sizes of axes; a name stands for any size, the same wherever it occurs."""
+"""The sizes of axes. A name stands for any size, which is the same wherever the name occurs."""
 
 EXAMPLE_BATCH, EXAMPLE_TIME = 2, 150
-"""Shape of what is traced. Nothing that is exported may depend on it."""
-LARGEST_AXIS = 2**31 - 1
+"""The shape of the traced example. The exported graph must not depend on it."""
+MAX_AXIS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Part:
-    """One graph. inputs: examples by name, in order; shapes: of inputs and outputs by name; limits: the largest sizes
-    of named axes that have one; starts: what state tensors are filled with before the first token."""
+class ExportGraph:
+    """A graph to export.
+
+    inputs: example tensors by name, in order. shapes: those of inputs and outputs, by name. limits: the largest sizes
+    of named axes that have a limit. starts: the numbers that fill the tensors of a state before the first token.
+    """
 
     name: str
     module: nn.Module
@@ -45,8 +48,8 @@ class Part:
     starts: dict[str, float] = field(default_factory=dict)
 
 
-class Whole(nn.Module):
-    """A model whose forward takes tokens and padding, or images, and which gives logits alone."""
+class LogitsOnly(nn.Module):
+    """A model that returns only its logits. It takes tokens and padding, or images."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -58,79 +61,80 @@ class Whole(nn.Module):
         return (found.logits,)
 
 
-def whole_of_text(model: LanguageModel | MaskedLanguageModel | TextClassifier) -> Part:
-    most = longest_text(model)
-    tokens = torch.zeros(EXAMPLE_BATCH, example_time(most), dtype=torch.int64)
-    of_logits: Shape = ("batch", "time", model.config.vocab)
+def text_graph(model: LanguageModel | MaskedLanguageModel | TextClassifier) -> ExportGraph:
+    """Returns the graph that reads whole texts."""
+    limit = longest_text(model)
+    tokens = torch.zeros(EXAMPLE_BATCH, example_length(limit), dtype=torch.int64)
+    logits_shape: Shape = ("batch", "time", model.config.vocab)
     if isinstance(model, TextClassifier):
-        of_logits = ("batch", model.config.classes)
-    return Part(
+        logits_shape = ("batch", model.config.classes)
+    return ExportGraph(
         "model",
-        Whole(model),
+        LogitsOnly(model),
         {"tokens": tokens, "padding": torch.zeros_like(tokens, dtype=torch.bool)},
-        {"tokens": ("batch", "time"), "padding": ("batch", "time"), "logits": of_logits},
+        {"tokens": ("batch", "time"), "padding": ("batch", "time"), "logits": logits_shape},
         ("logits",),
-        limits_of("time", most),
+        axis_limit("time", limit),
     )
 
 
-def whole_of_images(model: VisionTransformer | Pyramid, image_size: int) -> Part:
-    """image_size: side of the images in pixels."""
+def image_graph(model: VisionTransformer | Pyramid, image_size: int) -> ExportGraph:
+    """Returns the graph of an image classifier. image_size: the side of the images in pixels."""
     shape = (model.config.channels, image_size, image_size)
     shapes: dict[str, Shape] = {"images": ("batch", *shape), "logits": ("batch", model.config.classes)}
-    return Part("model", Whole(model), {"images": torch.zeros(EXAMPLE_BATCH, *shape)}, shapes, ("logits",))
+    return ExportGraph("model", LogitsOnly(model), {"images": torch.zeros(EXAMPLE_BATCH, *shape)}, shapes, ("logits",))
 
 
-def example_time(most: int | None) -> int:
-    return EXAMPLE_TIME if most is None else min(most, EXAMPLE_TIME)
+def example_length(limit: int | None) -> int:
+    return EXAMPLE_TIME if limit is None else min(limit, EXAMPLE_TIME)
 
 
-def limits_of(axis: str, most: int | None) -> dict[str, int]:
-    return {axis: most} if most is not None else {}
+def axis_limit(axis: str, limit: int | None) -> dict[str, int]:
+    return {axis: limit} if limit is not None else {}
 
 
 # ---------------------------------------------------------------------- tracing
 
 
-def trace(part: Part) -> ExportedProgram:
-    """The graph of a part. It must serve every size of its named axes and hold no operation of ours."""
+def trace(graph: ExportGraph) -> ExportedProgram:
+    """Traces a graph. It must work for every size of its named axes, and must not contain operations of subquad."""
     dims = {
-        name: Dim(name, min=0 if name == "past" else 1, max=part.limits.get(name, LARGEST_AXIS))
-        for name in dict.fromkeys(axis for name in part.inputs for axis in part.shapes[name] if isinstance(axis, str))
-        if part.limits.get(name) != 1  # what has one size is not open
+        name: Dim(name, min=0 if name == "past" else 1, max=graph.limits.get(name, MAX_AXIS))
+        for name in dict.fromkeys(axis for name in graph.inputs for axis in graph.shapes[name] if isinstance(axis, str))
+        if graph.limits.get(name) != 1  # an axis with only one size is fixed
     }
-    free = tuple(
-        {number: dims[axis] for number, axis in enumerate(part.shapes[name]) if axis in dims} for name in part.inputs
+    dynamic_shapes = tuple(
+        {number: dims[axis] for number, axis in enumerate(graph.shapes[name]) if axis in dims} for name in graph.inputs
     )
     with torch.no_grad():
-        # What torch cannot prove of all sizes is checked when the graph runs, and with sizes of all sorts before that.
+        # What torch cannot prove for all sizes is checked when the graph runs; `check.py` tries many sizes before that.
         program = torch.export.export(
-            part.module,
-            tuple(part.inputs.values()),
-            dynamic_shapes=(free,),
+            graph.module,
+            tuple(graph.inputs.values()),
+            dynamic_shapes=(dynamic_shapes,),
             strict=False,
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     for node in _nodes(program.graph_module):
         if "subquad" in str(node.target):
-            raise ValueError(f"{part.name}: the graph holds {node.target}, which runs with subquad only")
-        node.meta.pop("stack_trace", None)  # it names the files of this machine
+            raise ValueError(f"{graph.name}: the graph contains {node.target}, which needs subquad to run")
+        node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return program
 
 
-def _nodes(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    """Of a graph and of those inside it."""
+def _nodes(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Returns the nodes of a graph and of the graphs inside it."""
     return [
-        node for module in graph.modules() if isinstance(module, torch.fx.GraphModule) for node in module.graph.nodes
+        node for module in module.modules() if isinstance(module, torch.fx.GraphModule) for node in module.graph.nodes
     ]
 
 
-def described(part: Part) -> Mapping[str, Any]:
-    """Plain data: what the graph takes and gives, for whoever calls it."""
+def describe_graph(graph: ExportGraph) -> Mapping[str, Any]:
+    """Returns the inputs and outputs of a graph as plain data, for export.json."""
     inputs = [
-        {"name": name, "dtype": str(example.dtype).removeprefix("torch."), "shape": list(part.shapes[name])}
-        | ({"start": part.starts[name]} if name in part.starts else {})
-        for name, example in part.inputs.items()
+        {"name": name, "dtype": str(example.dtype).removeprefix("torch."), "shape": list(graph.shapes[name])}
+        | ({"start": graph.starts[name]} if name in graph.starts else {})
+        for name, example in graph.inputs.items()
     ]
-    outputs = [{"name": name, "shape": list(part.shapes[name])} for name in part.outputs]
-    return {"inputs": inputs, "outputs": outputs, "largest": part.limits}
+    outputs = [{"name": name, "shape": list(graph.shapes[name])} for name in graph.outputs]
+    return {"inputs": inputs, "outputs": outputs, "largest": graph.limits}

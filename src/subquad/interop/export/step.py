@@ -1,15 +1,15 @@
-"""Decoding as graphs: an encoder that gives what cross-attention remembers, and a step that reads one token a row.
+"""The graphs of decoding: an encoder that returns the state of cross-attention, and a step that reads a token per row.
 
-The step takes the streaming state as named tensors and gives it back for the next call:
+The step takes the streaming state as named tensors and returns it for the next call:
 
-    lengths               (batch,) int64, tokens that each row has read; begins with 0
-    state.LAYER.FIELD     what the mixer of a layer remembers; begins filled with one number, which `starts` has
+    lengths               (batch,) int64, the number of tokens that each row has read; it begins with 0
+    state.LAYER.FIELD     the state of the mixer of a layer; it begins filled with one number, which `starts` has
     source_lengths        (batch,) int64, and
-    cross.LAYER.FIELD     what the encoder gives; steps read it, and it stays the same
+    cross.LAYER.FIELD     what the encoder returns; all steps read it, and it does not change
 
-Axis `past` has the tokens read so far, none at the beginning: mechanisms that keep all keys make it longer by one with
-each step. Axis `chunks` is room for summaries of EVA's chunks, which the caller chooses: a step finds the same room
-as it leaves. Tokens / chunk_size summaries are enough; without room for one, logits become NaN.
+Axis `past` counts the tokens that were read, and is 0 at the beginning. Mechanisms that keep all keys make it longer by
+one with each step. Axis `chunks` is the room for summaries of EVA's chunks. The caller chooses it, and it does not
+change. It must be at least tokens / chunk_size; if a summary has no room, the logits become NaN.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.decode.limits import longest_source, longest_text
-from subquad.interop.export.graphs import EXAMPLE_BATCH, Part, Shape, example_time, limits_of
+from subquad.interop.export.graphs import EXAMPLE_BATCH, ExportGraph, Shape, axis_limit, example_length
 from subquad.mixers import Mixer, State
 from subquad.mixers.eva import EVAState
 from subquad.models import LanguageModel, Seq2Seq
@@ -31,37 +31,39 @@ Decoding = Seq2Seq | LanguageModel
 EXAMPLE_STEPS, EXAMPLE_CHUNKS = 3, 3
 
 
-def decoding_parts(model: Decoding) -> list[Part]:
-    """The step, and for an encoder-decoder the encoder before it."""
-    time = example_time(longest_source(model)) if isinstance(model, Seq2Seq) else 0
-    state = _example(model, time, EXAMPLE_STEPS)
-    memory, of_memory = _memory(state), _shapes(_memory(state), _memory(_example(model, time - 1, 1)), "source_time")
-    of_state = _shapes(_own(state), _own(_example(model, time, EXAMPLE_STEPS - 1)), "past")
-    _make_room(state, of_state)
-    step = Part(
+def decoding_graphs(model: Decoding) -> list[ExportGraph]:
+    """Returns the graph of a step and, for an encoder-decoder, the graph of the encoder before it."""
+    time = example_length(longest_source(model)) if isinstance(model, Seq2Seq) else 0
+    state = _example_state(model, time, EXAMPLE_STEPS)
+    shorter_source, fewer_steps = _example_state(model, time - 1, 1), _example_state(model, time, EXAMPLE_STEPS - 1)
+    memory = _context_tensors(state)
+    memory_shapes = _infer_shapes(memory, _context_tensors(shorter_source), "source_time")
+    state_shapes = _infer_shapes(_state_tensors(state), _state_tensors(fewer_steps), "past")
+    _add_chunk_axis(state, state_shapes)
+    step = ExportGraph(
         "step",
         Step(model, state),
-        {"token": torch.zeros_like(state.lengths), **_own(state), **memory},
-        {"token": ("batch",), "logits": ("batch", _words(model)), **of_state, **of_memory}
-        | {f"next.{name}": _grown(shape) for name, shape in of_state.items()},
-        ("logits", *(f"next.{name}" for name in of_state)),
-        limits_of("past", longest_text(model)),
-        _starts(model.init_state(1)),
+        {"token": torch.zeros_like(state.lengths), **_state_tensors(state), **memory},
+        {"token": ("batch",), "logits": ("batch", _vocab_size(model)), **state_shapes, **memory_shapes}
+        | {f"next.{name}": _next_shape(shape) for name, shape in state_shapes.items()},
+        ("logits", *(f"next.{name}" for name in state_shapes)),
+        axis_limit("past", longest_text(model)),
+        _start_values(model.init_state(1)),
     )
-    return [_encoder(model, of_memory), step] if isinstance(model, Seq2Seq) else [step]
+    return [_encoder_graph(model, memory_shapes), step] if isinstance(model, Seq2Seq) else [step]
 
 
-def _encoder(model: Seq2Seq, of_memory: dict[str, Shape]) -> Part:
-    most = longest_source(model)
-    source = torch.zeros(EXAMPLE_BATCH, example_time(most), dtype=torch.int64)
-    of_source: Shape = ("batch", "source_time")
-    return Part(
+def _encoder_graph(model: Seq2Seq, memory_shapes: dict[str, Shape]) -> ExportGraph:
+    limit = longest_source(model)
+    source = torch.zeros(EXAMPLE_BATCH, example_length(limit), dtype=torch.int64)
+    source_shape: Shape = ("batch", "source_time")
+    return ExportGraph(
         "encoder",
         Encoder(model),
         {"source": source, "padding": torch.zeros_like(source, dtype=torch.bool)},
-        {"source": of_source, "padding": of_source, **of_memory},
-        tuple(of_memory),
-        limits_of("source_time", most),
+        {"source": source_shape, "padding": source_shape, **memory_shapes},
+        tuple(memory_shapes),
+        axis_limit("source_time", limit),
     )
 
 
@@ -69,7 +71,7 @@ def _encoder(model: Seq2Seq, of_memory: dict[str, Shape]) -> Part:
 
 
 class Encoder(nn.Module):
-    """source, padding (batch, source_time) -> source_lengths, then cross.LAYER.FIELD."""
+    """source and padding (batch, source_time) -> source_lengths, then cross.LAYER.FIELD."""
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
@@ -78,21 +80,24 @@ class Encoder(nn.Module):
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         source, padding = given
         context = self.model.encode(source, padding).x
-        query = context.new_zeros(context.shape[0], 1, context.shape[2])  # nobody looks at what it reads
+        query = context.new_zeros(context.shape[0], 1, context.shape[2])  # its output is not used
         memories = []
         for block in self.model.decoder.blocks:
             cross = cast(Mixer, cast(Block, block).cross)
             empty = cross.init_state(EXAMPLE_BATCH)
             memories.append(cross(query, context=context, context_padding=padding, state=empty).state)
-        return padding.logical_not().sum(1), *_named("cross", memories).values()
+        return padding.logical_not().sum(1), *_named_tensors("cross", memories).values()
 
 
 class Step(nn.Module):
-    """token (batch,), lengths (batch,), state.LAYER.FIELD, source_lengths, cross.LAYER.FIELD -> logits (batch, words),
-    the next lengths, the next state.LAYER.FIELD."""
+    """Reads one token of each row.
+
+    token (batch,), lengths (batch,), state.LAYER.FIELD, source_lengths, cross.LAYER.FIELD -> logits (batch, vocab), the
+    next lengths, the next state.LAYER.FIELD.
+    """
 
     def __init__(self, model: Decoding, pattern: StackState) -> None:
-        """pattern: a state with the types of all, and with whatever in them is no tensor."""
+        """pattern: an example of the state, which has its classes and everything in it that is no tensor."""
         super().__init__()
         self.model, self.pattern = model, pattern
 
@@ -102,27 +107,27 @@ class Step(nn.Module):
         read = self.model.decode if isinstance(self.model, Seq2Seq) else self.model
         logits, after, _ = read(token[:, None], state=state)
         assert after is not None
-        return self._nan_without_room(logits[:, 0], state), *_own(after).values()
+        return self._nan_without_room(logits[:, 0], state), *_state_tensors(after).values()
 
     def _state(self, lengths: Tensor, given: Iterator[Tensor]) -> StackState:
-        mixers = [_filled(layer.mixer, lengths, given) for layer in self.pattern.layers]
+        mixers = [_build_state(layer.mixer, lengths, given) for layer in self.pattern.layers]
         crosses: list[State | None] = [None] * len(mixers)
         if isinstance(self.model, Seq2Seq):
             source_lengths = next(given)
-            crosses = [_filled(cast(State, layer.cross), source_lengths, given) for layer in self.pattern.layers]
-        for mixer, size in self._chunked(mixers):  # as if so much had been read that the room stays as it is
+            crosses = [_build_state(cast(State, layer.cross), source_lengths, given) for layer in self.pattern.layers]
+        for mixer, size in self._with_chunks(mixers):  # as if so many tokens were read that the chunks fill the room
             mixer.seen = mixer.chunk_k.shape[2] * size - 1
         return StackState(lengths, [BlockState(mixer, cross) for mixer, cross in zip(mixers, crosses, strict=True)])
 
     def _nan_without_room(self, logits: Tensor, state: StackState) -> Tensor:
-        """NaN in rows that look for a summary which had no room."""
-        for mixer, size in self._chunked([layer.mixer for layer in state.layers]):
+        """Returns the logits, with NaN in rows that need a summary which had no room."""
+        for mixer, size in self._with_chunks([layer.mixer for layer in state.layers]):
             full = state.lengths >= (mixer.chunk_k.shape[2] + 1) * size
             logits = logits.masked_fill(full[:, None], float("nan"))
         return logits
 
-    def _chunked(self, mixers: Sequence[State]) -> Iterator[tuple[EVAState, int]]:
-        """States with summaries of chunks, and the tokens of a chunk."""
+    def _with_chunks(self, mixers: Sequence[State]) -> Iterator[tuple[EVAState, int]]:
+        """Yields the states that have summaries of chunks, and the number of tokens of a chunk."""
         for state, block in zip(mixers, self.model.decoder.blocks, strict=True):
             size = cast(Block, block).mixer.max_step
             if isinstance(state, EVAState) and size is not None:
@@ -133,12 +138,12 @@ class Step(nn.Module):
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
-    """Everything but the lengths, which all layers share."""
+    """Returns the tensors of a state except the lengths, which all layers share."""
     every = {one.name: getattr(state, one.name) for one in fields(state)}
     return {name: value for name, value in every.items() if isinstance(value, Tensor) and name != "lengths"}
 
 
-def _named(prefix: str, states: Sequence[State]) -> dict[str, Tensor]:
+def _named_tensors(prefix: str, states: Sequence[State]) -> dict[str, Tensor]:
     return {
         f"{prefix}.{number}.{name}": value
         for number, state in enumerate(states)
@@ -146,29 +151,29 @@ def _named(prefix: str, states: Sequence[State]) -> dict[str, Tensor]:
     }
 
 
-def _own(state: StackState) -> dict[str, Tensor]:
-    """What steps change."""
-    return {"lengths": state.lengths, **_named("state", [layer.mixer for layer in state.layers])}
+def _state_tensors(state: StackState) -> dict[str, Tensor]:
+    """Returns the tensors that steps change, by name."""
+    return {"lengths": state.lengths, **_named_tensors("state", [layer.mixer for layer in state.layers])}
 
 
-def _memory(state: StackState) -> dict[str, Tensor]:
-    """What steps read of the source; nothing without one."""
+def _context_tensors(state: StackState) -> dict[str, Tensor]:
+    """Returns the tensors about the source, by name; a language model has none."""
     crosses = [layer.cross for layer in state.layers if layer.cross is not None]
-    return {"source_lengths": crosses[0].lengths, **_named("cross", crosses)} if crosses else {}
+    return {"source_lengths": crosses[0].lengths, **_named_tensors("cross", crosses)} if crosses else {}
 
 
-def _filled(pattern: State, lengths: Tensor, given: Iterator[Tensor]) -> State:
-    """A state like the pattern, with the next tensors."""
+def _build_state(pattern: State, lengths: Tensor, given: Iterator[Tensor]) -> State:
+    """Returns a state like the pattern, with the next of the given tensors."""
     content: dict[str, Any] = {name: next(given) for name in _tensors(pattern)}
     return replace(pattern, lengths=lengths, **content)
 
 
-# ---------------------------------------------------------------------- examples, and what they say about shapes
+# ---------------------------------------------------------------------- examples, and the shapes that follow from them
 
 
 @torch.no_grad()
-def _example(model: Decoding, source_time: int, steps: int) -> StackState:
-    """The state after some steps."""
+def _example_state(model: Decoding, source_time: int, steps: int) -> StackState:
+    """Returns the state after some steps."""
     state, token = model.init_state(EXAMPLE_BATCH), torch.zeros(EXAMPLE_BATCH, 1, dtype=torch.int64)
     context = padding = None
     if isinstance(model, Seq2Seq):
@@ -185,16 +190,16 @@ def _example(model: Decoding, source_time: int, steps: int) -> StackState:
     return state
 
 
-def _shapes(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], axis: str) -> dict[str, Shape]:
-    """Shapes whose first axis is the batch, and in which `axis` is what differs between the two examples."""
+def _infer_shapes(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], axis: str) -> dict[str, Shape]:
+    """Returns shapes whose first axis is the batch. Sizes that differ between the two examples are called `axis`."""
     return {
         name: ("batch", *(a if a == b else axis for a, b in zip(tensor.shape[1:], others[name].shape[1:], strict=True)))
         for name, tensor in tensors.items()
     }
 
 
-def _make_room(state: StackState, shapes: dict[str, Shape]) -> None:
-    """Gives the example room for summaries of chunks, on an axis of their own."""
+def _add_chunk_axis(state: StackState, shapes: dict[str, Shape]) -> None:
+    """Gives the example room for summaries of chunks, and a name to that axis."""
     for number, layer in enumerate(state.layers):
         if isinstance(layer.mixer, EVAState):
             for name in ("chunk_k", "chunk_v"):
@@ -203,19 +208,19 @@ def _make_room(state: StackState, shapes: dict[str, Shape]) -> None:
                 shapes[f"state.{number}.{name}"] = ("batch", heads, "chunks", width)
 
 
-def _grown(shape: Shape) -> Shape:
+def _next_shape(shape: Shape) -> Shape:
     return tuple("past + 1" if axis == "past" else axis for axis in shape)
 
 
-def _starts(state: StackState) -> dict[str, float]:
-    """The number that fills each tensor before the first token."""
+def _start_values(state: StackState) -> dict[str, float]:
+    """Returns the number that fills each tensor before the first token."""
     starts = {}
-    for name, tensor in _own(state).items():
+    for name, tensor in _state_tensors(state).items():
         values = tensor.unique().tolist()
         assert len(values) <= 1, f"{name} begins with several values"
         starts[name] = float(values[0]) if values else 0.0
     return starts
 
 
-def _words(model: Decoding) -> int:
+def _vocab_size(model: Decoding) -> int:
     return model.config.target_vocab if isinstance(model, Seq2Seq) else model.config.vocab

@@ -1,8 +1,8 @@
-"""Programs for the card of an export: each runs in the export's folder, without subquad, as it stands there."""
+"""The programs in the card of an export. Each can be run as it is, in the folder of the export, without subquad."""
 
 from collections.abc import Sequence
 
-from subquad.interop.export.graphs import Part
+from subquad.interop.export.graphs import ExportGraph
 
 OPEN = {
     "onnx": 'onnxruntime.InferenceSession("{name}.onnx")',
@@ -38,13 +38,13 @@ print(logits.argmax(-1))
 
 ENCODER = {
     "onnx": """encoder = {open}
-source = np.array([[4, 5, {end}]])  # numbers of the tokenizer's symbols, the end among them
+source = np.array([[4, 5, {end}]])  # token ids of the tokenizer, with the end
 names = [one["name"] for one in parts["encoder"]["outputs"]]
 found = encoder.run(names, {{"source": source, "padding": np.zeros(source.shape, bool)}})
 memory = dict(zip(names, found))
 """,
     "torch": """encoder = {open}
-source = torch.tensor([[4, 5, {end}]])  # numbers of the tokenizer's symbols, the end among them
+source = torch.tensor([[4, 5, {end}]])  # token ids of the tokenizer, with the end
 memory = encoder(source, torch.zeros(source.shape, dtype=torch.bool))
 """,
 }
@@ -61,7 +61,7 @@ text = [{begin}]  # {what}
 for place in range(20):
     logits, *after = step.run(None, {{"token": np.array([text[place]]), **state, **memory}})
     state = dict(zip(state, after))
-    if place == len(text) - 1:  # all is read
+    if place == len(text) - 1:  # the given text is read
         text.append(int(logits.argmax()))
         if text[-1] == {end}:  # the end
             break
@@ -77,45 +77,43 @@ state = [
 text = [{begin}]  # {what}
 for place in range(20):
     logits, *state = step(torch.tensor([text[place]]), *state, *memory)
-    if place == len(text) - 1:  # all is read
+    if place == len(text) - 1:  # the given text is read
         text.append(int(logits.argmax()))
         if text[-1] == {end}:  # the end
             break
 print(text)
 """,
 }
-SYMBOLS = "numbers of the tokenizer's symbols"
-HIDDEN = "the beginning, and symbols of the tokenizer; {hides} stands for a hidden word"
-BEGINS = "begins with the symbol that ends texts"
-GOES_ON = f"{BEGINS}; what is to be continued follows"
+TOKENS = "token ids of the tokenizer"
+MASKED = "the first token and token ids of the tokenizer; {mask} masks a word"
+BEGINS = "begins with the token that ends texts"
+CONTINUES = f"{BEGINS}; then the text to continue"
 NO_MEMORY = {"onnx": "memory = {}\n", "torch": "memory = []\n"}
 DESCRIBED = 'import json\n\n{imports}\nparts = json.load(open("export.json"))["parts"]\n'
 
 
-def usage(form: str, parts: Sequence[Part], end: int = 0, hides: int | None = None) -> str:
-    """Markdown with a program for each way to use the parts.
+def usage(form: str, graphs: Sequence[ExportGraph], end: int = 0, mask: int | None = None) -> str:
+    """Returns Markdown with a program for each way to use the graphs.
 
-    end: the symbol that ends a text and begins another; of a masked language model, the one that texts begin with.
-    hides: of such a model, the symbol that stands in the place of hidden words.
+    end: the token that ends a text and begins another; for a masked language model, the first token of a text.
+    mask: for a masked language model, the mask token.
     """
-    found = []
-    for part in parts:
-        opened = OPEN[form].format(name=part.name)
-        if part.name == "model" and "images" in part.inputs:
-            shape = ", ".join(map(str, part.shapes["images"][1:]))
-            found.append(f"{IMPORTS[form]}\n{IMAGES[form].format(open=opened, shape=shape)}")
-        elif part.name == "model":
-            tokens, what = (
-                ("4, 5, 6", SYMBOLS) if hides is None else (f"{end}, 4, {hides}, 6", HIDDEN.format(hides=hides))
-            )
-            found.append(f"{IMPORTS[form]}\n{TEXT[form].format(open=opened, tokens=tokens, what=what)}")
-        elif part.name == "step":
-            has_encoder = any(one.name == "encoder" for one in parts)
+    programs = []
+    for graph in graphs:
+        open_graph = OPEN[form].format(name=graph.name)
+        if graph.name == "model" and "images" in graph.inputs:
+            shape = ", ".join(map(str, graph.shapes["images"][1:]))
+            programs.append(f"{IMPORTS[form]}\n{IMAGES[form].format(open=open_graph, shape=shape)}")
+        elif graph.name == "model":
+            tokens, what = ("4, 5, 6", TOKENS) if mask is None else (f"{end}, 4, {mask}, 6", MASKED.format(mask=mask))
+            programs.append(f"{IMPORTS[form]}\n{TEXT[form].format(open=open_graph, tokens=tokens, what=what)}")
+        elif graph.name == "step":
+            has_encoder = any(one.name == "encoder" for one in graphs)
             encoder = ENCODER[form].format(open=OPEN[form].format(name="encoder"), end=end)
             memory = encoder if has_encoder else NO_MEMORY[form]
-            begin, what = (f"{end}", BEGINS) if has_encoder else (f"{end}, 4, 5, 6", GOES_ON)
-            steps = STEPS[form].format(open=opened, begin=begin, what=what, end=end)
-            found.append(DESCRIBED.format(imports=IMPORTS[form]) + memory + steps)
+            begin, what = (f"{end}", BEGINS) if has_encoder else (f"{end}, 4, 5, 6", CONTINUES)
+            steps = STEPS[form].format(open=open_graph, begin=begin, what=what, end=end)
+            programs.append(DESCRIBED.format(imports=IMPORTS[form]) + memory + steps)
     needed = {"onnx": "onnxruntime", "torch": "torch"}[form]
-    head = f"The files need {needed} and nothing else. `export.json` says what each takes and gives."
-    return "\n\n".join([head, *(f"```python\n{program}```" for program in found)])
+    head = f"The files need only {needed}. `export.json` describes the inputs and outputs of each."
+    return "\n\n".join([head, *(f"```python\n{program}```" for program in programs)])

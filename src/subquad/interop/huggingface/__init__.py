@@ -1,10 +1,10 @@
-"""Our models in Hugging Face's format. Importing this registers them with transformers' Auto classes.
+"""Our models in the format of Hugging Face. Importing this module registers them with the Auto classes of transformers.
 
     import subquad.interop.huggingface
     model = AutoModelForCausalLM.from_pretrained("exported")
 
-`subquad export RUN --to huggingface` (`save_huggingface` here) writes such a folder. The rest of subquad does without
-transformers: `pip install 'subquad[hf]'` brings it.
+`subquad export RUN --to huggingface` (`save_huggingface` here) writes such a folder. Only this folder of subquad needs
+transformers, which `pip install 'subquad[hf]'` installs.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from subquad.packages import require, require_torchvision
 
 require("transformers", "a model in Hugging Face's format", "hf")
 if importlib.util.find_spec("torchvision") is not None:
-    require_torchvision()  # transformers imports it as well, and fails where its compiled part does not load
+    require_torchvision()  # transformers imports it too, and would fail if its compiled part does not load
 
 from transformers import (  # noqa: E402
     AutoConfig,

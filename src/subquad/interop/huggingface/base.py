@@ -1,7 +1,7 @@
-"""What the models in Hugging Face's format share. Each holds one of ours as `model`, and adds what transformers asks.
+"""The base class of our models in the format of Hugging Face. Each holds one of our models as its attribute `model`.
 
-Only documented places of transformers are used: the methods that users call (`generate`, `from_pretrained`, ...), the
-attributes that its documentation names, and `_init_weights`, which every model of its own has to give.
+Only documented parts of transformers are used: the methods that users call (`generate`, `from_pretrained`, ...), the
+attributes that its documentation names, and `_init_weights`, which every model must define.
 """
 
 from collections.abc import Mapping
@@ -24,25 +24,25 @@ from subquad.packages import require
 from subquad.tasks.losses import LossOutput
 
 IGNORED = -100
-"""The label of positions without a target, as everywhere in transformers."""
-SAVED_AGAIN = "\n*The model was loaded and saved again. What this card tells is from before that.*\n"
-"""The last line of a card that came along with the weights, which may have been trained since."""
+"""The label of positions without a target, as in all of transformers."""
+SAVED_AGAIN = "\n*The model was loaded and saved again. This card was written before that.*\n"
+"""The last line of a card that was loaded with weights, which may have been trained since then."""
 AnyOutput = TypeVar("AnyOutput", bound=ModelOutput)
 
 
 class SubquadModel(PreTrainedModel):
-    """Base of the three models."""
+    """The base class of the three models."""
 
     config_class = SubquadConfig
     config: SubquadConfig
     supports_gradient_checkpointing = True
-    accepts_loss_kwargs = True  # forward takes num_items_in_batch: losses of accumulated batches are one mean
+    accepts_loss_kwargs = True  # forward takes num_items_in_batch, so accumulated batches have one mean loss
     kinds: ClassVar[tuple[str, ...]]
-    """The kinds of our models that it can hold."""
+    """The kinds of our models that the class can hold."""
     usage: ClassVar[str]
-    """How it is loaded, for the model card."""
+    """A program that uses the model, for the model card."""
     card: str | None = None
-    """Of the folder or repository that it was loaded from: it knows the recipe, data and metrics."""
+    """The card of the folder or repository that the model was loaded from, which has recipe, data and metrics."""
 
     def __init__(self, config: SubquadConfig) -> None:
         super().__init__(config)
@@ -53,26 +53,26 @@ class SubquadModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Our models begin as they are built; transformers shall change nothing."""
+        """Does nothing, because our models initialise their weights themselves."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *inputs: Any, **options: Any) -> Any:
-        """The base class's, which sets the constants of mixers aside and starts missing weights anew: we do not."""
+        """Loads a model as the base class does, but restores the constants of mixers and refuses missing weights."""
         with_info = options.pop("output_loading_info", False)
         options["output_loading_info"] = True
         found: Any = super().from_pretrained(pretrained_model_name_or_path, *inputs, **options)
         model, info = found
         if missing := sorted(info["missing_keys"]):
-            raise ValueError(f"{pretrained_model_name_or_path} lacks weights of the model: {', '.join(missing[:10])}")
+            raise ValueError(f"{pretrained_model_name_or_path} has no weights for {', '.join(missing[:10])}")
         restore_constants(model)
         if pretrained_model_name_or_path is not None:
-            model.card = card_beside(str(pretrained_model_name_or_path), options)
+            model.card = load_card(str(pretrained_model_name_or_path), options)
         return found if with_info else model
 
     def save_pretrained(self, save_directory: Any, *inputs: Any, **options: Any) -> Any:
-        """The base class's, with a model card unless the folder has one."""
+        """Saves the model as the base class does, and adds a model card unless the folder has one."""
         if options.get("push_to_hub"):
-            raise ValueError("save_pretrained cannot push with the model's own card: call push_to_hub(NAME) instead")
+            raise ValueError("save_pretrained cannot push the model's own card; call push_to_hub(NAME) instead")
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / CARD).exists():
@@ -83,7 +83,7 @@ class SubquadModel(PreTrainedModel):
             (folder / CARD).write_text(text, encoding="utf-8")
         return super().save_pretrained(save_directory, *inputs, **options)
 
-    def push_to_hub(  # type: ignore[override]  # it names its options, the base class takes anything
+    def push_to_hub(  # type: ignore[override]  # it names its options, but the base class accepts any
         self,
         repo_id: str,
         *,
@@ -93,9 +93,10 @@ class SubquadModel(PreTrainedModel):
         tags: list[str] | None = None,
         **commit: Any,
     ) -> Any:
-        """Does what the base class's does, which would put an empty form in the place of our card.
+        """Uploads the model with its card. The method of the base class would upload an empty card.
 
-        A card that the repository has already stays. commit: commit_message, commit_description, revision, create_pr.
+        A card that is already in the repository is kept. commit: commit_message, commit_description, revision,
+        create_pr.
         """
         hub = require("huggingface_hub", "push_to_hub", "hf")
         name = hub.create_repo(repo_id, private=private, token=token, exist_ok=True).repo_id
@@ -112,7 +113,7 @@ class SubquadModel(PreTrainedModel):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Blocks keep their inputs only; set by `gradient_checkpointing_enable`."""
+        """Whether blocks keep only their inputs for the backward pass; `gradient_checkpointing_enable` sets it."""
         return any(stack.recompute for stack in self._stacks())
 
     @gradient_checkpointing.setter
@@ -124,15 +125,15 @@ class SubquadModel(PreTrainedModel):
         return [module for module in self.modules() if isinstance(module, Stack)]
 
     def mean_loss(self, loss: LossOutput, aux: Tensor | None, items: Tensor | int | None) -> Tensor:
-        """The mean over targets. items: targets of all batches of an update, where there are several."""
+        """Returns the mean loss of targets. items: the targets of all batches of an update, if there are several."""
         total = loss.total
         if aux is not None and self.config.aux_weight:
             total = total + self.config.aux_weight * loss.count * aux.float().mean()
         return total / (items if items is not None else max(1, loss.count))
 
 
-def card_beside(name: str, options: Mapping[str, Any]) -> str | None:
-    """The card in the folder or, on the hub, the repository of a model; None where there is none, or no way to it.
+def load_card(name: str, options: Mapping[str, Any]) -> str | None:
+    """Returns the card of a model's folder or hub repository, or None if there is none or it cannot be reached.
 
     options: those of `from_pretrained`.
     """
@@ -149,35 +150,35 @@ def card_beside(name: str, options: Mapping[str, Any]) -> str | None:
 
 
 def restore_constants(model: nn.Module) -> None:
-    """Gives mixers back what they compute from their options and do not store, which loading has left undefined."""
+    """Restores the buffers that mixers compute from their options and do not store; loading leaves them undefined."""
     for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
         stored = mixer.state_dict().keys()
         constants = {name: value for name, value in mixer.named_buffers() if name not in stored}
         if constants:
-            with torch.random.fork_rng(devices=[]):  # a mixer draws weights, which are not wanted here
+            with torch.random.fork_rng(devices=[]):  # building a mixer draws random weights
                 fresh = dict(type(mixer)(mixer.config).named_buffers())
             for name, value in constants.items():
                 value.copy_(fresh[name])
 
 
-def padding_of(mask: Tensor | None, time: int) -> Tensor | None:
-    """Our padding (batch, time) of the newest positions of a mask, which has 1 for tokens; None: all of them are."""
+def mask_to_padding(mask: Tensor | None, time: int) -> Tensor | None:
+    """Returns the padding (batch, time) of the last positions of an attention mask, or None if there is no padding."""
     if mask is None:
         return None
     padding = mask[:, -time:] == 0
     return padding if bool(padding.any()) else None
 
 
-def started(cache: Any, use_cache: bool | None) -> SubquadCache | None:
-    """The cache to read with; None: the whole sequence is given, and nothing is kept."""
+def choose_cache(cache: Any, use_cache: bool | None) -> SubquadCache | None:
+    """Returns the given cache, a new one, or None if the model reads the whole sequence and keeps nothing."""
     if cache is None:
         return SubquadCache() if use_cache else None
     if not isinstance(cache, SubquadCache):
-        raise ValueError(f"past_key_values is a {type(cache).__name__}; this model keeps its state in a SubquadCache")
+        raise ValueError(f"past_key_values is a {type(cache).__name__}, but this model needs a SubquadCache")
     return cache
 
 
-def as_asked(kind: type[AnyOutput], return_dict: bool | None, **values: Any) -> AnyOutput | tuple[Any, ...]:
-    """An output of transformers, or its values as a tuple."""
+def build_output(kind: type[AnyOutput], return_dict: bool | None, **values: Any) -> AnyOutput | tuple[Any, ...]:
+    """Returns an output object of transformers, or its values as a tuple if return_dict is False."""
     output = kind(**values)
     return output if return_dict is not False else output.to_tuple()

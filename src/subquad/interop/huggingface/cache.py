@@ -1,4 +1,4 @@
-"""Our streaming state in the place where transformers keeps keys and values."""
+"""Keeps our streaming state where transformers keeps keys and values."""
 
 from typing import NoReturn
 
@@ -10,10 +10,10 @@ from subquad.nn.stack import StackState
 
 
 class SubquadCache(Cache):
-    """state: what the blocks remember; None before the first token. seen: positions that were read, padding too."""
+    """state: the state of the blocks, None before the first token. seen: how many positions were read, with padding."""
 
     def __init__(self) -> None:
-        super().__init__(layers=[])  # transformers' own layers stay empty
+        super().__init__(layers=[])  # the layers of transformers stay empty
         self.state: StackState | None = None
         self.seen = 0
 
@@ -24,7 +24,7 @@ class SubquadCache(Cache):
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:  # noqa: ARG002
-        return -1  # no end
+        return -1  # there is no limit
 
     def reset(self) -> None:
         self.state, self.seen = None, 0
@@ -42,7 +42,7 @@ class SubquadCache(Cache):
             self.reorder_cache(rows.repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> NoReturn:  # noqa: ARG002
-        raise ValueError("a streaming state cannot forget its last tokens: assisted decoding needs use_cache=False")
+        raise ValueError("a streaming state cannot forget its last tokens; assisted decoding needs use_cache=False")
 
     @property
     def batch_size(self) -> int:

@@ -1,4 +1,4 @@
-"""From a run to a folder in Hugging Face's format: weights, tokenizers or an image processor, and a model card."""
+"""Saves a run in the format of Hugging Face: weights, tokenizers or an image processor, and a model card."""
 
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,18 @@ from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.config import SubquadConfig
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadGenerator
-from subquad.interop.huggingface.tokenizer import converted
+from subquad.interop.huggingface.tokenizer import convert_tokenizer
 from subquad.models import Model
 from subquad.train.run import LoadedRun
 
 TARGET = "target"
-"""The subfolder of the target's tokenizer: a folder has one tokenizer, and the two sides may differ."""
+"""The subfolder of the target's tokenizer, because a folder has only one tokenizer."""
 LONG_SOURCE = 512
-"""Tokens of a long source, for a limit of length in proportion to it: transformers only has fixed ones."""
+"""The length of a long source. transformers has only fixed limits, and ours may grow with the source."""
 
 
 def save_huggingface(run: LoadedRun, out: Path) -> None:
-    """Writes the folder, which `from_pretrained` and `pipeline` read."""
+    """Writes a folder that `from_pretrained` and `pipeline` can read."""
     save = {
         "translation": _save_translator,
         "language-model": _save_language_model,
@@ -30,7 +30,7 @@ def save_huggingface(run: LoadedRun, out: Path) -> None:
     }
     if run.recipe.task not in save:
         raise ValueError(
-            f"Hugging Face's format has no place here for task {run.recipe.task}; take --to onnx or --to torch"
+            f"the task {run.recipe.task} cannot be exported to Hugging Face's format; use --to onnx or --to torch"
         )
     out.mkdir(parents=True, exist_ok=True)
     wrapped = save[run.recipe.task](run, out)
@@ -40,21 +40,21 @@ def save_huggingface(run: LoadedRun, out: Path) -> None:
 
 
 def wrap(model: Model, **config: Any) -> SubquadModel:
-    """A copy of a model in Hugging Face's format, in eval mode. config: see SubquadConfig."""
+    """Returns a copy of a model in the format of Hugging Face, in eval mode. config: see SubquadConfig."""
     classes = (SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadForImageClassification)
     fitting = next((one for one in classes if model.config.kind in one.kinds), None)
     if fitting is None:
-        raise ValueError(f"Hugging Face's format has no place here for models of kind {model.config.kind}")
+        raise ValueError(f"models of kind {model.config.kind} cannot be exported to Hugging Face's format")
     wrapped = fitting(SubquadConfig(subquad=model.config.model_dump(mode="json"), **config))
     wrapped.model.load_state_dict(model.state_dict())
     if isinstance(wrapped, SubquadGenerator):
         special = {name: number for name, number in config.items() if name.endswith("_token_id")}
         padding = [config["pad_token_id"]] if "pad_token_id" in config else None
-        wrapped.generation_config = GenerationConfig(**special, suppress_tokens=padding)  # no text holds padding
+        wrapped.generation_config = GenerationConfig(**special, suppress_tokens=padding)  # padding is never generated
     return wrapped.eval()
 
 
-# ---------------------------------------------------------------------- what each task brings
+# ---------------------------------------------------------------------- tasks
 
 
 def _save_classifier(run: LoadedRun, out: Path) -> SubquadModel:
@@ -67,20 +67,22 @@ def _save_language_model(run: LoadedRun, out: Path) -> SubquadModel:
     words = run.tokenizer("text")
     wrapped = wrap(run.model, pad_token_id=words.pad, eos_token_id=words.eos, bos_token_id=words.eos)
     assert isinstance(wrapped, SubquadForCausalLM)
-    converted(words, "before", longest_text(wrapped.model)).save_pretrained(out)
+    convert_tokenizer(words, "before", longest_text(wrapped.model)).save_pretrained(out)
     return wrapped
 
 
 def _save_translator(run: LoadedRun, out: Path) -> SubquadModel:
-    """With the search of the recipe, as far as transformers knows its options."""
+    """Saves a translator with the search options of the recipe that transformers knows."""
     source, target = run.tokenizer("source"), run.tokenizer("target")
     wrapped = wrap(run.model, pad_token_id=target.pad, eos_token_id=target.eos, decoder_start_token_id=target.eos)
     assert isinstance(wrapped, SubquadForSeq2SeqLM)
     longest = longest_text(wrapped.model)
-    converted(source, "after", longest_source(wrapped.model)).save_pretrained(out)
-    converted(target, "after", longest).save_pretrained(out / TARGET)
+    convert_tokenizer(source, "after", longest_source(wrapped.model)).save_pretrained(out)
+    convert_tokenizer(target, "after", longest).save_pretrained(out / TARGET)
     options = run.recipe.decode
-    limit = int(options.max_len_a * LONG_SOURCE + options.max_len_b) + 1  # the end is one of the new tokens here
+    limit = (
+        int(options.max_len_a * LONG_SOURCE + options.max_len_b) + 1
+    )  # in transformers the end is one of the new tokens
     wrapped.generation_config.update(
         num_beams=options.beam,
         length_penalty=options.lenpen,
@@ -88,6 +90,6 @@ def _save_translator(run: LoadedRun, out: Path) -> SubquadModel:
         min_new_tokens=options.min_len,
         max_new_tokens=limit if longest is None else min(limit, longest),
         no_repeat_ngram_size=options.no_repeat_ngram,
-        forced_eos_token_id=target.eos,  # a translation that reaches its limit ends there
+        forced_eos_token_id=target.eos,  # a translation that reaches the limit ends there
     )
     return wrapped

@@ -1,4 +1,4 @@
-"""Language models and encoder-decoders in Hugging Face's format, with `generate` over our streaming states."""
+"""Language models and encoder-decoders in the format of Hugging Face, with `generate` over our streaming states."""
 
 from typing import Any, cast
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from subquad.interop.huggingface.base import IGNORED, SubquadModel, as_asked, padding_of, started
+from subquad.interop.huggingface.base import IGNORED, SubquadModel, build_output, choose_cache, mask_to_padding
 from subquad.interop.huggingface.cache import SubquadCache
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.models.base import mean_aux
@@ -17,19 +17,19 @@ from subquad.tasks.losses import logit_loss
 
 
 class SubquadGenerator(SubquadModel, GenerationMixin):
-    """A model that writes: its decoder reads token by token where all its mechanisms can."""
+    """A model that generates text. It reads token by token if all mechanisms of its decoder can stream."""
 
     main_input_name = "input_ids"
     model: LanguageModel | Seq2Seq
 
     @property
     def streams(self) -> bool:
-        """Whether every mechanism of the decoder has a streaming form with its options."""
+        """Whether every mechanism of the decoder can stream with its options."""
         mixers = [cast(Block, block).mixer for block in self.model.decoder.blocks]
         return all(mixer.can_stream for mixer in mixers)
 
     def generate(self, *inputs: Any, **options: Any) -> Any:
-        """The base class's, with our state as the cache; without one where a mechanism cannot stream."""
+        """Generates as the base class does, with our state as the cache if all mechanisms can stream."""
         given = options.get("generation_config", inputs[1] if len(inputs) > 1 else None)
         chosen = given if given is not None else self.generation_config
         if not self.streams:
@@ -53,7 +53,7 @@ pipeline("text-generation", "FOLDER")("A text", max_new_tokens=50)
 ```"""
 
     def get_input_embeddings(self) -> nn.Module:
-        return table_of(self.model.embedding)
+        return embedding_table(self.model.embedding)
 
     def forward(
         self,
@@ -66,16 +66,17 @@ pipeline("text-generation", "FOLDER")("A text", max_new_tokens=50)
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """attention_mask: 1 for tokens, 0 for padding anywhere; those of earlier calls may stand before.
+        """attention_mask: 1 for tokens and 0 for padding, which may be anywhere. Masks of earlier calls may come first.
 
-        labels: the input again, -100 where nothing is learned. logits_to_keep: of the last positions only; 0: of all.
+        labels: the same as input_ids, with -100 where nothing is learned. logits_to_keep: how many of the last
+        positions get logits; with 0 all positions do.
         """
         time = input_ids.shape[1]
-        cache = started(past_key_values, use_cache)
+        cache = choose_cache(past_key_values, use_cache)
         if cache is not None and cache.state is None:
             cache.state = self.model.init_state(input_ids.shape[0], input_ids.device)
         x, state, aux = self.model.features(
-            input_ids, padding_of(attention_mask, time), cache.state if cache is not None else None
+            input_ids, mask_to_padding(attention_mask, time), cache.state if cache is not None else None
         )
         if cache is not None:
             cache.advance(state, time)
@@ -84,7 +85,7 @@ pipeline("text-generation", "FOLDER")("A text", max_new_tokens=50)
         if labels is not None:
             found = logit_loss(logits[:, :-1], labels[:, 1:], pad=IGNORED)
             loss = self.mean_loss(found, mean_aux(aux), num_items_in_batch)
-        return as_asked(CausalLMOutputWithPast, return_dict, loss=loss, logits=logits, past_key_values=cache)
+        return build_output(CausalLMOutputWithPast, return_dict, loss=loss, logits=logits, past_key_values=cache)
 
 
 class SubquadForSeq2SeqLM(SubquadGenerator):
@@ -107,16 +108,16 @@ print(target.batch_decode(found, skip_special_tokens=True))
 ```"""
 
     def get_input_embeddings(self) -> nn.Module:
-        return table_of(self.model.source)
+        return embedding_table(self.model.source)
 
     def get_encoder(self, modality: str | None = None) -> "Encoder":  # noqa: ARG002 - there is one
         return Encoder(self.model)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """What the decoder reads to write `labels`: the same, one later."""
+        """Returns what the decoder reads to predict `labels`: the same tokens, shifted by one."""
         begin, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if begin is None or pad is None:
-            raise ValueError("the config names no decoder_start_token_id or no pad_token_id; give decoder_input_ids")
+            raise ValueError("the config has no decoder_start_token_id or no pad_token_id; give decoder_input_ids")
         first = labels.new_full((labels.shape[0], 1), begin)
         return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, pad)], 1)
 
@@ -133,29 +134,30 @@ print(target.batch_decode(found, skip_special_tokens=True))
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput | tuple[Any, ...]:
-        """Masks: 1 for tokens, 0 for padding anywhere. labels: the target with its end, -100 where nothing is learned.
+        """Masks have 1 for tokens and 0 for padding, which may be anywhere.
 
-        encoder_outputs: of `get_encoder`, instead of input_ids. decoder_input_ids: by default those of the labels.
+        labels: the target with its eos, and -100 where nothing is learned. encoder_outputs: those of `get_encoder`, in
+        place of input_ids. decoder_input_ids: by default they follow from the labels.
         """
         if decoder_input_ids is None:
             if labels is None:
-                raise ValueError("give decoder_input_ids, or labels to learn")
+                raise ValueError("give decoder_input_ids or labels")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         encoder_aux = None
         if encoder_outputs is None:
             if input_ids is None:
-                raise ValueError("give input_ids, or encoder_outputs")
-            context, _, encoder_aux = self.model.encode(input_ids, padding_of(attention_mask, input_ids.shape[1]))
+                raise ValueError("give input_ids or encoder_outputs")
+            context, _, encoder_aux = self.model.encode(input_ids, mask_to_padding(attention_mask, input_ids.shape[1]))
             encoder_outputs = (context,)
-        cache = started(past_key_values, use_cache)
-        x, decoder_aux = self._decoded(
+        cache = choose_cache(past_key_values, use_cache)
+        x, decoder_aux = self._decode(
             decoder_input_ids, encoder_outputs[0], decoder_attention_mask, attention_mask, cache
         )
         logits, loss = self.model.head(x), None
         if labels is not None:
             found = logit_loss(logits, labels, pad=IGNORED)
             loss = self.mean_loss(found, mean_aux(encoder_aux, decoder_aux), num_items_in_batch)
-        return as_asked(
+        return build_output(
             Seq2SeqLMOutput,
             return_dict,
             loss=loss,
@@ -164,7 +166,7 @@ print(target.batch_decode(found, skip_special_tokens=True))
             encoder_last_hidden_state=encoder_outputs[0],
         )
 
-    def _decoded(
+    def _decode(
         self,
         target: Tensor,
         context: Tensor,
@@ -172,14 +174,14 @@ print(target.batch_decode(found, skip_special_tokens=True))
         context_mask: Tensor | None,
         cache: SubquadCache | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """What the head reads, and the regularisers. A cache goes on, and remembers the context of its first call."""
+        """Returns the input of the head, and the regulariser. A cache keeps the context of its first call."""
         time = target.shape[1]
-        padding = padding_of(mask, time)
+        padding = mask_to_padding(mask, time)
         if cache is not None and cache.state is not None:
             x, state, aux = self.model.features(target, None, padding, None, cache.state)
         else:
             state = self.model.init_state(target.shape[0], target.device) if cache is not None else None
-            context_padding = padding_of(context_mask, context.shape[1])
+            context_padding = mask_to_padding(context_mask, context.shape[1])
             x, state, aux = self.model.features(target, context, padding, context_padding, state)
         if cache is not None:
             cache.advance(state, time)
@@ -187,17 +189,17 @@ print(target.batch_decode(found, skip_special_tokens=True))
 
 
 class Encoder(nn.Module):
-    """The encoder of a model, which `generate` calls once."""
+    """The encoder of a model. `generate` calls it once."""
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
-        self.owner = [model]  # in a list: its owner registers it, we do not
+        self.owner = [model]  # a list, so that the model is not registered a second time
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
-        context: Any = self.owner[0].encode(input_ids, padding_of(attention_mask, input_ids.shape[1])).x
+        context: Any = self.owner[0].encode(input_ids, mask_to_padding(attention_mask, input_ids.shape[1])).x
         return BaseModelOutput(last_hidden_state=context)
 
 
-def table_of(embedding: TokenEmbedding) -> nn.Module:
-    """The table of tokens, own or shared."""
+def embedding_table(embedding: TokenEmbedding) -> nn.Module:
+    """Returns the table of token embeddings, which may be shared."""
     return embedding.shared[0] if embedding.shared else embedding.tokens

@@ -1,7 +1,7 @@
-"""Our tokenizers in Hugging Face's format.
+"""Our tokenizers in the format of Hugging Face.
 
-Pieces of words (BPE, unigram, a tokenizer.json) become transformers' own fast tokenizer. The other kinds are wrapped:
-`SubquadTokenizer` asks ours, so that every text has the numbers of training.
+Subword tokenizers (BPE, unigram, a tokenizer.json) become fast tokenizers of transformers. The other kinds are wrapped:
+`SubquadTokenizer` calls ours, so every text has the same ids as in training.
 """
 
 import base64
@@ -21,25 +21,25 @@ from subquad.data.tokenizers.subword import SubwordTokenizer
 FILE = "subquad_tokenizer.json"
 INPUTS = ["input_ids", "attention_mask"]
 Side = Literal["before", "after"]
-"""Where `eos` stands: a language model reads a text after the end of another, a translator a sentence with its end."""
+"""Where `eos` is: a language model reads it before a text, and a translator after a sentence."""
 
 
-def converted(tokenizer: Tokenizer, eos: Side, longest: int | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer in Hugging Face's format, with `eos` before or after each text.
+def convert_tokenizer(tokenizer: Tokenizer, eos: Side, longest: int | None = None) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer in the format of Hugging Face, with `eos` before or after each text.
 
-    longest: most tokens that the model reads, `eos` included; None: any number.
+    longest: the most tokens that the model can read, including `eos`. None: there is no limit.
     """
-    symbols = {f"{role}_token": tokenizer.id_to_token(number) for role, number in _roles(tokenizer, eos).items()}
+    symbols = {f"{role}_token": tokenizer.id_to_token(number) for role, number in _special_ids(tokenizer, eos).items()}
     common: dict[str, Any] = {
         **symbols,
         "padding_side": "left" if eos == "before" else "right",
         "model_input_names": INPUTS,
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # spelled in a text, they are text
+        "split_special_tokens": True,  # special tokens that a text spells are text
     }
     if not isinstance(tokenizer, SubwordTokenizer):
-        common.pop("unk_token", None)  # decoding shows unknown words, and leaves special symbols out
+        common.pop("unk_token", None)  # decoding shows unknown words, but leaves special tokens out
         return SubquadTokenizer(content=_to_json(tokenizer), eos=eos, **common)
     engine = Engine.from_buffer(tokenizer.files()["tokenizer.json"])
     end = symbols["eos_token"]
@@ -50,16 +50,16 @@ def converted(tokenizer: Tokenizer, eos: Side, longest: int | None = None) -> Pr
     return kind(tokenizer_object=engine, **common)
 
 
-def _roles(tokenizer: Tokenizer, eos: Side) -> dict[str, int]:
-    """Numbers of the special symbols by role. What begins a text of a language model is `eos`."""
+def _special_ids(tokenizer: Tokenizer, eos: Side) -> dict[str, int]:
+    """Returns the ids of the special tokens by role. A text of a language model begins with `eos`."""
     numbers = {role: getattr(tokenizer, role) for role in ROLES}
     if eos == "before":
         numbers["bos"] = tokenizer.eos
     return {role: number for role, number in numbers.items() if number >= 0}
 
 
-class Continuing(PreTrainedTokenizerBase):
-    """Where `eos` stands before texts, tokens without it are the rest of one: decoding keeps the space before it."""
+class ContinuationTokenizer(PreTrainedTokenizerBase):
+    """If `eos` is before texts, tokens without it continue a text, and decoding keeps the space before them."""
 
     eos_side: Side = "before"
 
@@ -77,19 +77,19 @@ class Continuing(PreTrainedTokenizerBase):
         return plain([word, *ids]).removeprefix(plain([word]))
 
 
-class SubquadPieces(Continuing, PreTrainedTokenizerFast):
-    """Pieces of words for language models, which write the rest of a text."""
+class SubquadPieces(ContinuationTokenizer, PreTrainedTokenizerFast):
+    """A subword tokenizer for language models, which continue a text."""
 
 
-class SubquadTokenizer(Continuing, PreTrainedTokenizer):
-    """One of our tokenizers. Decoding leaves out padding, beginnings and ends, whatever it is asked."""
+class SubquadTokenizer(ContinuationTokenizer, PreTrainedTokenizer):
+    """Wraps one of our tokenizers. Decoding always leaves out `bos`, `pad` and `eos`."""
 
-    vocab_files_names = {"vocab_file": FILE}  # noqa: RUF012 - the base class has it so
+    vocab_files_names = {"vocab_file": FILE}  # noqa: RUF012 - as in the base class
 
     def __init__(
         self, vocab_file: str | None = None, content: dict[str, Any] | None = None, eos: Side = "after", **common: Any
     ) -> None:
-        """vocab_file: what `save_vocabulary` wrote, or `content`: the same in memory."""
+        """vocab_file: a file that `save_vocabulary` wrote. content: the content of such a file."""
         if content is None:
             if vocab_file is None:
                 raise ValueError("a SubquadTokenizer is loaded with from_pretrained")
