@@ -118,7 +118,7 @@ def test_masked_language_models_agree(tmp_path: Path, form: Form) -> None:
     write_export(parts, model, form, tmp_path / "out", usage(form, parts, 0, model.config.mask))
     (printed,) = without_subquad(tmp_path / "out")
     assert len(re.findall(r"\d+", printed)) == 4, "a word for each symbol of the program's text"
-    assert "39 stands for a hidden word" in (tmp_path / "out" / CARD).read_text()
+    assert "39 masks a word" in (tmp_path / "out" / CARD).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +253,7 @@ def test_a_wrong_file_is_not_left(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_refused(capsys, tmp_path: Path, translations: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert command(["export", str(translations / "run"), "--to", "onnx", "--out", str(tmp_path)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
