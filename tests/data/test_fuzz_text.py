@@ -4,6 +4,8 @@ import gzip
 import io
 import json
 import sys
+import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from subquad.cli.main import run as command
 from subquad.data.fairseq.index import open_indexed
 from subquad.data.text import sources
-from subquad.data.text.sources import read_lines
+from subquad.data.text.sources import TextSource, read_lines
 from tests.fairseq_files import FORMS, write_dictionary
 from tests.fuzzing import WORDS, called, fuzzed, kept_promise
 
@@ -66,15 +68,47 @@ def test_numbers_and_depths_without_end(tmp_path: Path, capsys) -> None:
         assert "t.jsonl, line 1: not JSON" in err
 
 
-def test_a_bomb_of_one_line_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_a_bomb_of_one_line_is_refused(tmp_path: Path) -> None:
     """Reading stops at the limit, whatever the file would unpack to."""
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"fine\n" + bytes(1 << 24)))
-    lines = read_lines(path)
+    lines = read_lines(path, max_bytes=1 << 20)
     assert next(lines) == "fine"
-    with pytest.raises(ValueError, match=r"bomb\.gz has a line of more than 1,048,576 bytes"):
+    with pytest.raises(ValueError, match=r"bomb\.gz, line 2: longer than 1,048,576 bytes"):
         next(lines)
+
+
+@pytest.mark.parametrize("name", ["long.txt", "long.tsv", "long.csv", "long.jsonl"])
+def test_a_line_of_any_format_has_a_limit_by_default(tmp_path: Path, name: str) -> None:
+    """Of a line of 200 MiB in a small gzip file only the 32 MiB of the limit are unpacked, and nothing is built."""
+    with gzip.open(tmp_path / name, "wb", 1) as file:
+        for _ in range(200):
+            file.write(b"x" * (1 << 20))
+    source = TextSource.parse("source", {"files": [str(tmp_path / name)]})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=rf"{name}, line 1: longer than 33,554,432 bytes") as caught:
+            list(sources.read_samples(source, ("text",)))
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_limit_of_a_line_is_an_option(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("12345\n123\n")
+    read = partial(TextSource.parse, "source")
+    allowed = read({"files": [str(path)], "max_line_bytes": 6})
+    assert list(sources.read_samples(allowed, ("text",))) == [("12345",), ("123",)]
+    with pytest.raises(ValueError, match="line 1: longer than 5 bytes; split it, or raise max_line_bytes"):
+        list(sources.read_samples(read({"files": [str(path)], "max_line_bytes": 5}), ("text",)))
+    table = tmp_path / "a.csv"
+    table.write_text('"' + "ab\n" * 10 + '"\n')
+    with pytest.raises(ValueError, match=r"a\.csv, line \d+: not CSV, field larger than field limit"):
+        list(sources.read_samples(read({"files": [str(table)], "max_line_bytes": 20}), ("text",)))
+    small, large = (read({"files": [str(path)], "max_line_bytes": size}) for size in (6, 7))
+    assert small.reading_options() == large.reading_options()  # prepared text does not depend on it
 
 
 # ---------------------------------------------------------------------- translation

@@ -23,8 +23,9 @@ from subquad.files import checksum, digest
 from subquad.packages import require
 
 GZIP_MAGIC = b"\x1f\x8b"
-MAX_LINE_BYTES = 1 << 30
-"""The longest line. Lines are held in memory, and a gzip file of a megabyte can hold a line of a gigabyte."""
+MAX_LINE_BYTES = 32 << 20
+"""The default limit of a line. Lines are held in memory, where tokenizing them takes many times their size, and a gzip
+file of 200 KB can hold a line of 200 MB."""
 Format = Literal["text", "tsv", "csv", "jsonl", "parquet", "ids"]
 SUFFIXES: dict[str, Format] = {
     ".tsv": "tsv",
@@ -54,6 +55,11 @@ class TextSource(Options):
         None,
         description="Whether a TSV or CSV file begins with the names of its columns. By default it does if `columns` "
         "has names.",
+    )
+    max_line_bytes: int = Field(
+        MAX_LINE_BYTES,
+        ge=1,
+        description="The longest line, or field of a CSV file, in bytes. A longer one is an error.",
     )
     subset: str | None = Field(None, description="The configuration of a hub data set.")
     split: str | None = Field(None, description="The split of a hub data set, such as train or test[:1000].")
@@ -92,8 +98,8 @@ class TextSource(Options):
             raise ValueError(f"columns are numbered from 1, got {list(self.columns)}")
 
     def reading_options(self) -> dict[str, Any]:
-        """Returns how the files are read: all options except the paths of the files."""
-        return {**self.model_dump(mode="json", exclude={"files"}), "format": self.kind}
+        """Returns how the files are read: all options that change the samples, so neither paths nor limits."""
+        return {**self.model_dump(mode="json", exclude={"files", "max_line_bytes"}), "format": self.kind}
 
     def content_records(self, known: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
         """Returns a record of the content of each file (see `file_record`), or one record for a hub data set."""
@@ -162,7 +168,7 @@ def read_samples(
             f"{len(fields)} text files are needed ({', '.join(fields)}) or one table (format=tsv, ...); got {files}"
         )
     else:
-        samples = _parallel_samples(source.files, counter)
+        samples = _parallel_samples(source, counter)
     first = next(samples, None)
     if first is None:
         raise ValueError(f"{', '.join(source.files)}: empty, there are no samples")
@@ -170,9 +176,9 @@ def read_samples(
     yield from samples
 
 
-def read_lines(path: str | Path, counter: ReadCounter | None = None) -> Iterator[str]:
-    """Yields the lines of a text file without their ends. Invalid UTF-8 is an error that names the line."""
-    for number, raw in enumerate(_raw_lines(path, counter), 1):
+def read_lines(path: str | Path, counter: ReadCounter | None = None, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
+    """Yields the lines of a text file without their ends. Long lines and invalid UTF-8 are errors with their number."""
+    for number, raw in enumerate(_raw_lines(path, counter, max_bytes), 1):
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
@@ -184,12 +190,16 @@ def read_lines(path: str | Path, counter: ReadCounter | None = None) -> Iterator
         yield line.removeprefix("\ufeff") if number == 1 else line
 
 
-def _raw_lines(path: str | Path, counter: ReadCounter | None) -> Iterator[bytes]:
+def _raw_lines(path: str | Path, counter: ReadCounter | None, max_bytes: int) -> Iterator[bytes]:
     with _open_file(path, counter) as file:
         try:
-            while line := file.readline(MAX_LINE_BYTES):
-                if len(line) == MAX_LINE_BYTES:
-                    raise ValueError(f"{path} has a line of more than {MAX_LINE_BYTES:,} bytes")
+            number = 0
+            while line := file.readline(max_bytes + 1):  # no more of a longer line is read, or unpacked
+                number += 1
+                if len(line) > max_bytes:
+                    raise ValueError(
+                        f"{path}, line {number}: longer than {max_bytes:,} bytes; split it, or raise max_line_bytes"
+                    )
                 yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
@@ -215,11 +225,11 @@ def _open_file(path: str | Path, counter: ReadCounter | None) -> Iterator[IO[byt
                 counter.leave(raw)
 
 
-def _parallel_samples(files: Sequence[str], counter: ReadCounter | None) -> Iterator[tuple[str, ...]]:
-    readers = [read_lines(path, counter) for path in files]
-    for sample in itertools.zip_longest(*readers):
+def _parallel_samples(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, ...]]:
+    limit = source.max_line_bytes
+    for sample in itertools.zip_longest(*(read_lines(path, counter, limit) for path in source.files)):
         if None in sample:
-            counts = [f"{path} has {sum(1 for _ in read_lines(path)):,} lines" for path in files]
+            counts = [f"{path} has {sum(1 for _ in read_lines(path, None, limit)):,} lines" for path in source.files]
             raise ValueError(f"parallel files need the same number of lines: {', '.join(counts)}")
         yield sample
 
@@ -238,7 +248,7 @@ def _table_samples(source: TextSource, fields: Sequence[str], counter: ReadCount
     if source.is_hub:
         rows = _hub_rows(source)
     elif source.kind == "jsonl":
-        rows = _json_rows(source.files[0], counter)
+        rows = _json_rows(source, counter)
     elif source.kind == "parquet":
         rows = _parquet_rows(source.files[0])
     else:
@@ -284,7 +294,7 @@ def _delimited_rows(source: TextSource, counter: ReadCounter | None) -> Iterator
     named = any(isinstance(column, str) for column in source.columns)
     if named and source.header is False:
         raise ValueError(f"{path}: without a header its columns are numbers from 1, got {list(source.columns)}")
-    rows = _csv_rows(path, counter) if source.kind == "csv" else _tsv_rows(path, counter)
+    rows = _csv_rows(source, counter) if source.kind == "csv" else _tsv_rows(source, counter)
     if not (named if source.header is None else source.header):
         yield from rows
         return
@@ -297,14 +307,16 @@ def _delimited_rows(source: TextSource, counter: ReadCounter | None) -> Iterator
         yield place, dict(zip(names, row, strict=True))
 
 
-def _tsv_rows(path: str, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
-    for number, line in enumerate(read_lines(path, counter), 1):
+def _tsv_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
+    path = source.files[0]
+    for number, line in enumerate(read_lines(path, counter, source.max_line_bytes), 1):
         yield f"{path}, line {number}", line.split("\t")
 
 
-def _csv_rows(path: str, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
-    csv.field_size_limit(2**31 - 1)  # documents are longer than the module's default of 128 KB
-    reader = csv.reader((line + "\n" for line in read_lines(path, counter)), strict=True)
+def _csv_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
+    path = source.files[0]
+    csv.field_size_limit(source.max_line_bytes)  # a field in quotes may have many lines
+    reader = csv.reader((line + "\n" for line in read_lines(path, counter, source.max_line_bytes)), strict=True)
     try:
         for row in reader:
             yield f"{path}, line {reader.line_num}", row
@@ -312,8 +324,9 @@ def _csv_rows(path: str, counter: ReadCounter | None) -> Iterator[tuple[str, lis
         raise ValueError(f"{path}, line {reader.line_num}: not CSV, {error}") from None
 
 
-def _json_rows(path: str, counter: ReadCounter | None) -> Iterator[Row]:
-    for number, line in enumerate(read_lines(path, counter), 1):
+def _json_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[Row]:
+    path = source.files[0]
+    for number, line in enumerate(read_lines(path, counter, source.max_line_bytes), 1):
         place = f"{path}, line {number}"
         try:
             row = json.loads(line)
