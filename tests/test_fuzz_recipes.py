@@ -81,6 +81,25 @@ def test_a_shared_part_is_no_bomb() -> None:
     assert parse_yaml("a: &stack {layers: 2}\nb: *stack\nc: {<<: *stack, heads: 4}")["c"] == {"layers": 2, "heads": 4}
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1" + ":59" * 400, "a whole number of 1,201 characters"),  # in base 60, which takes quadratic time
+        ("a: " + "9" * 1001, "a whole number of 1,001 characters"),
+        (f"{2**61 - 1}: 1", "a key that is a whole number of more than 18 characters"),  # equal hashes can be chosen
+        (f"? {'1' * 19}\n: 1", "a key that is a whole number"),
+    ],
+)
+def test_numbers_that_take_long_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_yaml(text)
+
+
+def test_usual_numbers_are_read() -> None:
+    found = parse_yaml("{1: 2, 123456789012345678: 1, time: 1:30:00, big: 18446744073709551616, 'x': '1:59:59'}")
+    assert found == {1: 2, 123456789012345678: 1, "time": 5400, "big": 2**64, "x": "1:59:59"}
+
+
 # ---------------------------------------------------------------------- command lines
 
 COMMANDS = {

@@ -16,6 +16,10 @@ import yaml
 CHECKSUM = "checksum"
 MOST_VALUES, MOST_WITHIN = 100_000, 100
 """More than any recipe has: values in all, and values within one another."""
+INT_TAG = "tag:yaml.org,2002:int"
+MAX_DIGITS, MAX_KEY_DIGITS = 1000, 18
+"""The most characters of a whole number, since numbers in base 60 (1:59:59) take quadratic time; and of one that is a
+key, since larger ones can be chosen so that all of their hashes are equal."""
 
 
 def read_metadata(path: Path, format: object, what: str, entries: Iterable[str] = ()) -> dict[str, Any]:
@@ -87,7 +91,8 @@ def parse_yaml(text: str) -> Any:
     """Plain data of YAML; a ValueError says in one line why it is none."""
     try:
         # Parts that refer to one another make billions of values of a few lines: they are counted before they are made.
-        if not is_bounded(yaml.compose(text, Loader=yaml.SafeLoader), _parts_of_node, MOST_VALUES):
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if not is_bounded(root, _parts_of_node, MOST_VALUES):
             raise ValueError(f"it has more than {MOST_VALUES:,} values, or more than {MOST_WITHIN} within one another")
         return yaml.safe_load(text)
     except Exception as error:  # wrong dates, tags and numbers raise whatever they lead the parser to
@@ -95,7 +100,13 @@ def parse_yaml(text: str) -> Any:
 
 
 def _parts_of_node(node: Any) -> Iterable[Any]:
+    """Returns the nodes directly within a node. Whole numbers that take long to read or to hash are refused."""
+    if isinstance(node, yaml.ScalarNode) and node.tag == INT_TAG and len(node.value) > MAX_DIGITS:
+        raise ValueError(f"it has a whole number of {len(node.value):,} characters, more than {MAX_DIGITS}")
     if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag == INT_TAG and len(key.value) > MAX_KEY_DIGITS:
+                raise ValueError(f"it has a key that is a whole number of more than {MAX_KEY_DIGITS} characters")
         return [part for pair in node.value for part in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else ()
 

@@ -139,3 +139,34 @@ def test_what_torch_saves_is_read(tmp_path: Path) -> None:
         assert torch.equal(found["model"]["layer.2999.weight"], torch.full((2, 3), 2999.0))
         assert found["tied"][1].data_ptr() == found["tied"][0].data_ptr() + 8
         assert found["types"][:2] == contents["types"][:2]
+
+
+# ---------------------------------------------------------------------- keys with equal hashes
+
+MODULUS = 2**61 - 1
+"""Python's hash of a whole number is its rest by this: multiples of it all have the hash 0."""
+COLLIDING = {
+    "whole numbers": {number * MODULUS: 0 for number in range(1, 1500)},
+    "negative numbers": {-number * MODULUS: 0 for number in range(1, 1500)},
+    "tuples": {(number,): 0 for number in range(1500)},
+    "a set": {number * MODULUS for number in range(1, 1500)},
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["archive", "legacy"])
+@pytest.mark.parametrize("name", COLLIDING)
+def test_keys_that_may_collide_are_few(name: str, zipped: bool, tmp_path: Path) -> None:
+    """40,000 of them took ten seconds, and a hundred times more would take a day."""
+    torch.save({"model": {}, "args": COLLIDING[name]}, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(ValueError, match="more than 1000 of its keys are large numbers or tuples"):
+        read_pickle(tmp_path / "x.pt")
+
+
+def test_usual_keys_are_read(tmp_path: Path) -> None:
+    """Parameters are numbered and named; tensors bring tuples of their own, which are no keys."""
+    state = {number: {"exp_avg": torch.ones(2)} for number in range(3000)}
+    content = {"state": state, "names": {f"w{number}": number for number in range(3000)}, "few": {(1, 2): 2**70}}
+    torch.save(content, tmp_path / "x.pt")
+    found = read_pickle(tmp_path / "x.pt")
+    assert len(found["state"]) == 3000
+    assert found["few"] == {(1, 2): 2**70}

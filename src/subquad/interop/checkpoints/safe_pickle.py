@@ -79,6 +79,14 @@ ALLOWED_NAMES = {
 """All names that a pickle may ask for. torch's own list has more, such as functions that build large objects."""
 MAX_HASHED = 10_000
 """The largest number of values inside a tuple. A tuple that is a key is hashed again each time, recursively."""
+MAX_COLLIDING = 1000
+"""The most keys whose hashes somebody can choose to be equal: inserting n such keys takes the square of n steps."""
+CERTAIN_HASH = 1 << 60
+"""Whole numbers below this have different hashes. Those of texts and bytes cannot be foreseen."""
+HASHING = {"collections.OrderedDict", "collections.Counter", "builtins.set", "__builtin__.set"}
+"""Functions that hash what they are given."""
+CHANGING = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")
+"""Instructions that change an item which others may hold as well."""
 TOO_LARGE = "its parts refer to one another so often that it would become too large"
 ZIP = b"PK\3\4"
 LEGACY_PICKLES = 5
@@ -151,11 +159,13 @@ class StackItem:
     """A value on the stack of a pickle that is simulated, but not built.
 
     size: the number of values and characters in it, as if it were written out in full. hashed: the number of values
-    that its hash reads; only tuples have several. text: the content of a text or name. parts: the items of a tuple.
+    that its hash reads; only tuples have several. colliding: how many values in it could be keys with equal hashes.
+    text: the content of a text or name. parts: the items of a tuple.
     """
 
     size: int = 1
     hashed: int = 1
+    colliding: int = 0
     text: str = ""
     parts: Sequence["StackItem"] = ()
 
@@ -164,7 +174,7 @@ def _simulate(file: IO[bytes]) -> None:
     """Simulates a pickle. Names that are not allowed, large tuples and large arguments of functions are refused."""
     stack: list[StackItem | None] = []  # None is a mark
     memo: dict[Any, StackItem | None] = {}
-    cost = 0
+    cost = colliding = 0
     for step, argument, _ in pickletools.genops(file):
         if step.name in ("BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
@@ -177,8 +187,11 @@ def _simulate(file: IO[bytes]) -> None:
         else:
             taken = _pop_arguments(stack, step)
             cost += _step_cost(step.name, taken)
+            colliding += _colliding_keys(step.name, taken)
             if cost > MAX_VALUES:
                 raise ValueError(TOO_LARGE)
+            if colliding > MAX_COLLIDING:
+                raise ValueError(f"more than {MAX_COLLIDING} of its keys are large numbers or tuples")
             stack += _results(step, argument, taken)
 
 
@@ -212,26 +225,31 @@ def _step_cost(step: str, taken: Sequence[StackItem]) -> int:
     return sum(one.size for one in taken[1:]) if step in ("REDUCE", "NEWOBJ", "BUILD") else 0
 
 
+def _colliding_keys(step: str, taken: Sequence[StackItem]) -> int:
+    """Returns how many keys an instruction inserts whose hashes could be equal."""
+    if step in ("SETITEM", "SETITEMS"):
+        return sum(key.colliding for key in taken[1::2])
+    return sum(one.colliding for one in taken[1:]) if step == "REDUCE" and taken[0].text in HASHING else 0
+
+
 def _results(step: pickletools.OpcodeInfo, argument: Any, taken: Sequence[StackItem]) -> list[StackItem]:
     """Returns what an instruction leaves on the stack."""
     size = min(MAX_VALUES + 1, 1 + sum(one.size for one in taken))
-    if step.name in (
-        "APPEND",
-        "APPENDS",
-        "SETITEM",
-        "SETITEMS",
-        "BUILD",
-    ):  # they change an item that others may hold as well
-        taken[0].size = size
+    colliding = min(MAX_COLLIDING + 1, sum(one.colliding for one in taken))
+    if step.name in CHANGING:
+        taken[0].size, taken[0].colliding = size, colliding
         return [taken[0]]
     if step.name.startswith("TUPLE"):
         hashed = 1 + sum(one.hashed for one in taken)
         if hashed > MAX_HASHED:
             raise ValueError(TOO_LARGE)
-        return [StackItem(size, hashed, parts=taken)]
+        return [StackItem(size, hashed, 1 + colliding, parts=taken)]
     if isinstance(argument, str):
         return [StackItem(1 + len(argument), text=argument)]
-    return [StackItem() for _ in step.stack_after]
+    if step.name in ("REDUCE", "NEWOBJ"):  # it may be a tuple or a complex number
+        return [StackItem(colliding=1)]
+    large = isinstance(argument, int) and not -CERTAIN_HASH < argument < CERTAIN_HASH
+    return [StackItem(colliding=int(large)) for _ in step.stack_after]
 
 
 # ---------------------------------------------------------------------- checks after reading
