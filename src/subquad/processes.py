@@ -3,6 +3,7 @@
 import re
 import signal
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,9 @@ INTERRUPTED = 130
 """The exit code of a process that was interrupted."""
 NO_MEMORY = re.compile("OutOfMemoryError|can't allocate memory")  # how torch says it, on a GPU and on the CPU
 LOST_PROCESS = re.compile("gloo/transport|Connection closed by peer|Connection reset by peer|ncclRemoteError")
+
+BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the direction of writing, so that a text can be shown as another."""
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def error_line(error: Exception) -> str:
         text = "another process of this torchrun ended (see its message); the same command goes on from a checkpoint"
     else:
         text = f"{type(error).__name__}: {error} (this is a defect of subquad; --debug shows where)"
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 def _system_error(error: OSError) -> str:
@@ -61,3 +65,25 @@ def _system_error(error: OSError) -> str:
         PermissionError: "permission denied; check who owns it, or give another path",
     }
     return f"{error.filename}: {reasons.get(type(error), error.strerror)}"
+
+
+def printable(text: str) -> str:
+    """Returns a text in which characters that would act on a terminal are shown as escapes.
+
+    These are control characters, of which the escape sequences of terminals consist, line separators, halves of
+    surrogate pairs, and characters that change the direction of writing. Line breaks and tabs stay.
+
+    >>> print(printable("a" + chr(27) + "[31m" + chr(0x202E) + "b"))
+    a\\x1b[31m\\u202eb
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(letter) if _acts_on_terminal(letter) else letter for letter in text)
+
+
+def _acts_on_terminal(letter: str) -> bool:
+    return letter not in "\n\t" and (unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") or letter in BIDI)
+
+
+def _escape(letter: str) -> str:
+    return f"\\x{ord(letter):02x}" if ord(letter) < 256 else f"\\u{ord(letter):04x}"

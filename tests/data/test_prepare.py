@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from subquad.cli.data import data as data_app
+from subquad.cli.main import run as command
 from subquad.data.text import encode
 from subquad.data.text.prepare import PrepareStatus, TextDataConfig, prepare_text
 from subquad.data.text.sources import TextSource
@@ -241,7 +244,7 @@ def test_commands(tmp_path: Path, files) -> None:
     fewer = call("prepare", tmp_path / "fewer", *pair[:4], "--tokenizer", "words", "--vocab-size", "8000")
     assert re.search(r"tokenizer: \d+ symbols of 8,000 asked for: the text has no more \(new\)", fewer)
     assert json.loads(call("prepare", tmp_path / "out", *pair, "--json"))["changes"]["train"] == "reused"
-    printed = call("stats", tmp_path / "out", "--verify")
+    printed = call("stats", tmp_path / "out")
     assert "4 samples read, skipped: 1 empty" in printed
     assert "source" in printed
     stats = json.loads(call("stats", tmp_path / "out", "--json"))
@@ -262,3 +265,55 @@ def test_prepare_from_yaml(tmp_path: Path, files) -> None:
 def test_a_status_is_one_line() -> None:
     status = PrepareStatus("train", 1000, 20_000, 25, 100, 2.0)
     assert status.message == "train: 1,000 samples, 20,000 tokens, 500 samples/s"
+
+
+# ---------------------------------------------------------------------- trust
+
+
+def test_stats_notice_a_flipped_bit(tmp_path: Path, files) -> None:
+    prepare_text(translation(files), tmp_path / "out")
+    path = tmp_path / "out" / "train.source.tokens"
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match=r"train\.source\.tokens is damaged: its checksum differs"):
+        call("stats", tmp_path / "out")
+
+
+def test_what_a_killed_preparation_left_is_removed(tmp_path: Path, files) -> None:
+    """Files of a process that is gone; those of one that lives, and files of the user's, stay."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    out = tmp_path / "out"
+    (out / "tokenizer").mkdir(parents=True)
+    left = [out / f".train.source.tokens.{gone.pid}", out / f".data.json.{gone.pid}"]
+    left.append(out / "tokenizer" / f".kind.json.{gone.pid}")
+    kept = [out / f".train.target.index.{os.getppid()}", out / ".hidden", out / "notes.12", out / f"x.{gone.pid}"]
+    for path in (*left, *kept):
+        path.write_text("half")
+    prepare_text(translation(files), out)
+    assert not any(path.exists() for path in left)
+    assert all(path.read_text() == "half" for path in kept)
+    prepare_text(translation(files), out)
+    assert sorted(path.name for path in out.glob(".*")) == sorted(path.name for path in kept if path.name[0] == ".")
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "file"])
+def test_data_cannot_act_on_a_terminal(tmp_path: Path, terminal: bool, capsys, monkeypatch) -> None:
+    hostile = "\x1b[2J\x9b31m\u202egpj.exe\u2028"
+    path = tmp_path / "a.txt"
+    path.write_text(f"{hostile} {hostile} word\n" * 3)
+    options = {"task": "language-model", "splits": {"train": [str(path)]}, "tokenizer": {"kind": "words"}}
+    prepare_text(TextDataConfig.parse("data", options), tmp_path / "out")
+    if terminal:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert command(["data", "stats", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "\\x1b[2J" in shown
+    assert "\\u202egpj.exe" in shown
+    assert not set(shown) & {"\x9b", "\u202e", "\u2028"}
+    assert "\x1b[2J" not in shown
+    assert command(["data", "prepare", str(tmp_path / "new"), "--train", f"{hostile}.txt", "--train", "b"]) == 1
+    message = capsys.readouterr().err
+    assert "\\x1b[2J" in message
+    assert not set(message) & {"\x9b", "\u202e", "\u2028"}

@@ -9,6 +9,7 @@ import typer
 
 from subquad.cli.options import AsJson
 from subquad.cli.output import Command, Group, print_table
+from subquad.processes import printable
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -112,7 +113,6 @@ def stats(
         typer.Argument(metavar="FOLDER", help="A folder that `subquad data prepare` or fairseq-preprocess wrote."),
     ],
     most: Annotated[int, typer.Option(min=0, help="How many of the most frequent symbols to show.")] = 10,
-    verify: Annotated[bool, typer.Option("--verify", help="Read all files and compare their checksums first.")] = False,
     languages: Annotated[
         str | None, typer.Option(help="The language pair to show, if a folder of fairseq has several, as in de,en.")
     ] = None,
@@ -120,9 +120,11 @@ def stats(
 ) -> None:
     """Show how much text there is, and its lengths and symbols.
 
+    All files are read and their checksums are compared first, so that damaged data is an error.
+
     Examples:
     subquad data stats DATA
-    subquad data stats DATA --most 20 --verify
+    subquad data stats DATA --most 20
     subquad data stats data-bin/iwslt14 --languages de,en --json
     """
     from tempfile import TemporaryDirectory
@@ -140,8 +142,7 @@ def stats(
             prepared = prepare_text(found.text_config(task), scratch)
         else:
             prepared = open_prepared(folder)
-        if verify:
-            prepared.verify()
+        prepared.verify()
         described = text_stats(prepared, most) | {"folder": str(folder)}
     print(json.dumps(described, indent=2)) if as_json else _print_stats(described)
 
@@ -209,6 +210,6 @@ def _print_stats(described: dict[str, Any]) -> None:
         skipped = ", ".join(f"{count:,} {reason}" for reason, count in content["skipped"].items() if count)
         print(f"\n{split}: {content['read']:,} samples read, skipped: {skipped or 'none'}")
         for field, found in content["fields"].items():
-            frequent = ", ".join(f"{item['token']} {item['count']:,}" for item in found["most_frequent"])
+            frequent = ", ".join(f"{printable(item['token'])} {item['count']:,}" for item in found["most_frequent"])
             if frequent:
                 print(f"  most frequent in {field}: {frequent}")

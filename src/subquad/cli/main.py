@@ -25,7 +25,7 @@ from subquad.cli.output import Command, Group, styled
 from subquad.cli.plugins import takes_plugins
 from subquad.cli.train import train
 from subquad.cli.translate import translate
-from subquad.processes import INTERRUPTED, error_line
+from subquad.processes import INTERRUPTED, error_line, printable
 
 # Rich help would cost more than half of the time that `--help` may take.
 app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -104,12 +104,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _warning(message: Warning | str, category: type[Warning], *_place: Any, **_line: Any) -> str:
     """A warning as one line: who reads it did not write the code that it came from."""
     kind = "" if category is UserWarning else f"{category.__name__}: "
-    return f"subquad: {styled('warning:', sys.stderr, fg='yellow', bold=True)} {kind}{message}\n"
+    return f"subquad: {styled('warning:', sys.stderr, fg='yellow', bold=True)} {kind}{printable(str(message))}\n"
 
 
 def _one_line(error: Exception) -> str:
     if hasattr(error, "format_message"):  # a word that the command line does not know
-        return " ".join(_usage(error).split())
+        return printable(" ".join(_usage(error).split()))
     return error_line(error)
 
 

@@ -9,6 +9,8 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from subquad.processes import printable
+
 
 def is_rank_zero() -> bool:
     """Whether this process is the one that prints, of those that torchrun started."""
@@ -23,6 +25,7 @@ def styled(text: str, stream: TextIO, **style: Any) -> str:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> None:
     """Columns listed in `numeric` are aligned to the right. An empty row separates groups."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout.isatty():
         _print_rich(headers, rows, numeric)
         return

@@ -32,6 +32,7 @@ from subquad.data.text.store import (
     dtype_for,
     open_prepared,
     remove_store,
+    remove_temporary_files,
 )
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.simple import LabelTokenizer
@@ -169,6 +170,7 @@ class _Preparation:
         self.description: dict[str, Any] = {"format": DESCRIPTION_FORMAT, "task": config.task}
 
     def run(self) -> PreparedText:
+        remove_temporary_files(self.folder)
         before = self.before.get("splits", {})
         known = [record for split in before.values() for record in split["inputs"]]
         self.records = {name: source.content_records(known) for name, source in self.config.splits.items()}

@@ -9,6 +9,7 @@ Opening a store takes the same time for ten tokens and for 10^9. Sentences are s
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ FORMAT = "subquad tokens 1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 OFFSET = np.dtype("<i8")
 BUFFERED_TOKENS = 1 << 20
+TEMPORARY = re.compile(r"\..+\.(\d+)")
+"""Matches .NAME.PROCESS, the name of a file that is being written."""
 
 DESCRIPTION, DESCRIPTION_FORMAT = "data.json", 2
 ENTRIES = ("task", "fields", "splits", "tokenizers", CHECKSUM)
@@ -259,6 +262,27 @@ def open_prepared(folder: str | Path) -> PreparedText:
 
 
 # ---------------------------------------------------------------------- files
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Deletes the temporary files in a folder, and in its folders, that a process left behind which was killed.
+
+    The name of a temporary file ends with the id of the process that writes it, and one that is still alive keeps it.
+    """
+    for path in [*folder.glob(".*"), *folder.glob("*/.*")]:
+        found = TEMPORARY.fullmatch(path.name)
+        if found and path.is_file() and not _is_alive(int(found[1])):
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _memory_map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
