@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from subquad.data.tokenizers.base import BOS, EOS, PAD, UNK
+from subquad.data.tokenizers import BOS, EOS, PAD, UNK
 from subquad.data.tokenizers.fairseq import FairseqDictionary, WordTokenizer, post_process
 
 SPECIAL = 4

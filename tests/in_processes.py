@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from subquad.train.distributed import Workers, full_tensor, join, leave
+from subquad.train.distributed import Workers, full_tensor, gather_to_first, join, leave
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
-from subquad.train.optim import clip_gradients
+from subquad.train.optim import clip_gradients, optimizer_state
 from subquad.train.trainer import Trainer
 from tests.test_train import recipe, trainer
 
@@ -35,6 +35,13 @@ def check_weights(folder: Path, workers: Workers, sharded: bool) -> None:
         next(updates)
     weights = b"".join(full_tensor(value.detach()).numpy().tobytes() for value in trained.model.state_dict().values())
     assert len(set(said(workers, hashlib.sha256(weights).hexdigest()))) == 1
+    gathered = (
+        gather_to_first(trained.model.state_dict(), workers),
+        optimizer_state(trained.updater.optimizer, trained.model, workers),
+    )
+    for tensors in gathered:  # what a checkpoint holds is the first process's alone
+        assert bool(tensors) == workers.is_rank_zero
+        assert all(value.device.type == "cpu" and full_tensor(value) is value for value in tensors.values())
 
 
 def said(workers: Workers, text: str) -> list[str]:

@@ -18,6 +18,7 @@ from subquad.models import build_model
 from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import latest, load_checkpoint
 from subquad.train.recipe import Recipe
+from subquad.train.run import build_task
 
 SMALL_AUGMENT = {"size": 8, "crop": "pad", "randaugment": None, "eval_crop": 1.0}
 MODEL = {
@@ -51,7 +52,7 @@ def recipe_data(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def task_from(data: dict[str, Any], tmp_path: Path) -> ImageClassificationTask:
-    task = Recipe.parse("recipe", recipe_data(data)).build_task(tmp_path)
+    task = build_task(Recipe.parse("recipe", recipe_data(data)), tmp_path)
     assert isinstance(task, ImageClassificationTask)
     return task
 

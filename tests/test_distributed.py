@@ -17,6 +17,7 @@ from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.distributed import DistributedLoss, Workers, split_batches
 from subquad.train.metrics import read_metrics
 from subquad.train.recipe import read_recipe
+from subquad.train.run import build_task
 from tests.test_train import recipe, trainer
 
 STACK = {"layers": 2, "heads": 2, "hidden": 16, "dropout": 0.0, "norm": "pre"}
@@ -77,7 +78,7 @@ def alone(given: Path) -> Path:
     assert command(["train", str(given), "--out", str(given.parent / "alone")]) == 0
     torch.set_num_threads(threads)
     read = read_recipe(given)
-    sizes = read.build_task(given.parent / "alone" / "data").samples("train", training=True).sizes
+    sizes = build_task(read, given.parent / "alone" / "data").samples("train", training=True).sizes
     batches = BatchPlan(*sizes, budget=read.train.budget, seed=read.train.seed).epoch(0)
     assert len(batches) % 2, "the last update of an epoch has one batch"
     return given.parent / "alone"

@@ -15,7 +15,7 @@ from subquad.data.masking import Masking, MaskOptions
 from subquad.models import MaskedLanguageModel
 from subquad.tasks.masked_language_model import MaskedLanguageModelData, MaskedLanguageModelTask
 from subquad.train.recipe import read_recipe
-from subquad.train.run import load_run
+from subquad.train.run import build_task, load_run
 from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
 from tests.golden_hosts import roberta_arguments
 
@@ -124,7 +124,7 @@ def test_what_is_hidden_is_found_from_what_is_around_it(run: Path) -> None:
 
 
 def test_evaluation_hides_the_same_and_training_others(run: Path) -> None:
-    task = read_recipe(run / "recipe.yaml").build_task(run / "data")
+    task = build_task(read_recipe(run / "recipe.yaml"), run / "data")
     assert isinstance(task, MaskedLanguageModelTask)
     samples = task.samples("valid", training=False)
     together, first = samples.batch(np.arange(4)), samples.batch(np.array([0]))
@@ -140,7 +140,7 @@ def test_evaluation_hides_the_same_and_training_others(run: Path) -> None:
 
 def test_the_loss_is_of_hidden_tokens_alone(run: Path) -> None:
     loaded = load_run(run)
-    task = loaded.recipe.build_task(run / "data")
+    task = build_task(loaded.recipe, run / "data")
     batch = task.samples("valid", training=False).batch(np.arange(5))
     asked = batch["targets"] != task.tokenizers()["text"].pad
     with torch.no_grad():

@@ -21,7 +21,7 @@ from subquad.train.metrics import read_metrics
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe
-from subquad.train.run import differences, locked, open_run
+from subquad.train.run import build_task, differences, locked, open_run
 from subquad.train.trainer import Trainer, validate
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
@@ -59,7 +59,7 @@ def recipe(task: str, **train: Any) -> Recipe:
 
 
 def trainer(given: Recipe, run: Path, task: Task | None = None, workers: Workers = ALONE) -> Trainer:
-    task = task or given.build_task(run / "data")
+    task = task or build_task(given, run / "data")
     return Trainer(given, task, run, TrainingProgress(stream=io.StringIO()), [], workers)
 
 
@@ -143,7 +143,7 @@ def test_every_generator_follows_the_seed_and_the_process(tmp_path: Path) -> Non
 
     def draws(seed: int, rank: int) -> tuple[float, ...]:
         given = recipe("image-classification", updates=1, accumulate=2, seed=seed)
-        task = given.build_task(tmp_path / "data")
+        task = build_task(given, tmp_path / "data")
         random.seed(rank)
         np.random.seed(rank)
         workers = Workers(rank, 1)  # no other process is needed to see what this one draws
@@ -218,7 +218,7 @@ def test_a_task_refuses_models_and_data_of_another_kind() -> None:
     with pytest.raises(ValueError, match="task translation trains models of kind encoder-decoder, not vision"):
         Recipe.parse("recipe", data | {"model": {"preset": "vision_small"}})
     with pytest.raises(ValueError, match="holds images; task translation needs pairs"):
-        Recipe.parse("recipe", data | {"data": {"embedded": "digits"}}).build_task(Path("unused"))
+        build_task(Recipe.parse("recipe", data | {"data": {"embedded": "digits"}}), Path("unused"))
     with pytest.raises(ValueError, match="lara cannot be causal"):
         Recipe.parse("recipe", data | {"model": {"preset": "translation_small", "decoder": {"mixer": "lara"}}})
     assert build_model("translation_small").config.decoder.mixer.name == "softmax"

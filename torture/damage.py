@@ -20,7 +20,7 @@ from subquad.data.text.prepare import TextDataConfig, prepare_text
 from subquad.data.text.store import PreparedText, open_prepared
 from subquad.train.checkpoint import CHECKSUMS, checkpoints, latest, load_checkpoint
 from subquad.train.recipe import read_recipe
-from subquad.train.run import load_run
+from subquad.train.run import build_task, load_run
 from torture.cases import Case, unequal
 from torture.kills import outcome
 from torture.processes import apart
@@ -194,7 +194,7 @@ def damages(folder: Path, count: int, seed: int) -> Iterator[Result]:
         return repeated(original, 2 * count // 5, seed, lambda *given: check_checkpoint(original, *given))
 
     def of_tokens() -> dict[str, int]:
-        data = read_recipe(case.recipe).build_task(run / "data").data  # type: ignore[attr-defined]
+        data = build_task(read_recipe(case.recipe), run / "data").data  # type: ignore[attr-defined]
         config = TextDataConfig.parse("data", tokens_config(run))
         expected = prepared_content(data)
         return repeated(run / "data", 2 * count // 5, seed, lambda *given: check_tokens(config, expected, *given))

@@ -22,8 +22,7 @@ pytest.importorskip("transformers", reason="pip install 'subquad[hf]'")
 import transformers as hf
 
 from subquad.cli.main import run as command
-from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
-from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer
 from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions

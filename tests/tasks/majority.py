@@ -12,13 +12,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.data.batches import Batch, Budget
+from subquad.data.batches import Batch, Budget, to_device
 from subquad.data.text.prepare import ReportProgress
 from subquad.evaluate.accuracy import class_ranks, share, share_score
 from subquad.evaluate.report import Evaluation
 from subquad.models import TextClassifier
 from subquad.tasks.base import DataConfig, EvaluationOptions, MainMetric, Task, TrainedModel, register_task
-from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, class_loss
 
 SEEDS = {"train": 1, "valid": 2, "test": 3}

@@ -1,9 +1,11 @@
 """The entry point of `subquad`: its commands, and how every error becomes one line."""
 
+import functools
+import inspect
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -22,10 +24,40 @@ from subquad.cli.generate import generate
 from subquad.cli.import_ import import_
 from subquad.cli.info import info
 from subquad.cli.output import Command, Group, styled
-from subquad.cli.plugins import takes_plugins
 from subquad.cli.train import train
 from subquad.cli.translate import translate
+from subquad.packages import PLUGINS, name_plugins, plugins
 from subquad.processes import INTERRUPTED, error_line, printable
+
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="Import this module, which registers mechanisms. It may be given several times. The mechanisms of "
+        "installed packages need no such option.",
+    ),
+]
+
+
+def takes_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the option `--plugin`. The modules are imported where mechanisms are first asked for."""
+
+    @functools.wraps(command)
+    def with_plugins(*arguments: Any, plugin: list[str] | None = None, **options: Any) -> None:
+        before = plugins()
+        name_plugins(*plugin or [])
+        try:
+            command(*arguments, **options)
+        finally:
+            os.environ[PLUGINS] = ",".join(before)
+
+    signature = inspect.signature(command)
+    added = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PluginOption)
+    with_plugins.__signature__ = signature.replace(parameters=[*signature.parameters.values(), added])  # type: ignore
+    with_plugins.__annotations__ = {**command.__annotations__, "plugin": PluginOption}
+    return with_plugins
+
 
 # Rich help would cost more than half of the time that `--help` may take.
 app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -25,6 +25,7 @@ from subquad.compare.variants import add_finished_runs, build_variants
 from subquad.config import nearest
 from subquad.tasks import Task
 from subquad.train.recipe import Recipe
+from subquad.train.run import build_task
 
 LENGTHS = (256, 1024, 4096)
 TOKENS = 16384
@@ -183,7 +184,7 @@ class _Progress:
 def _prepare_data(recipe: Recipe, out: Path) -> Task:
     """The recipe's task, with its data prepared once for all trials."""
     with wait_for_lock(out, "data", lambda message: print(message, file=sys.stderr)):
-        return recipe.build_task(out / "data")
+        return build_task(recipe, out / "data")
 
 
 def _choose_split(task: Task, wanted: str | None) -> str:

@@ -11,15 +11,14 @@ import torch
 
 from subquad.compare.records import CurvePoint, EpochCost, Score, Trial
 from subquad.compare.variants import mixer_options
-from subquad.data.batches import BatchPlan
-from subquad.data.prefetch import batch_seed
+from subquad.data.batches import BatchPlan, batch_seed
 from subquad.files import CHECKSUM, read_metadata
 from subquad.models import model_from
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, MainMetric, Task
 from subquad.train.checkpoint import checkpoint_folder, latest, read_state
 from subquad.train.metrics import RESUMED, read_metrics
 from subquad.train.recipe import Recipe, read_recipe
-from subquad.train.run import ENVIRONMENT, RECIPE
+from subquad.train.run import ENVIRONMENT, RECIPE, build_task
 
 EPOCHS, BATCHES = 3, 4
 """How many epochs of sample numbers, and how many batches of content, the checksum of the data's order covers."""
@@ -123,7 +122,7 @@ def data_order(run: Path) -> DataOrder | None:
     recipe = read_recipe(run / RECIPE)
     if not recipe.data.is_available(run / "data"):
         return None
-    task, config = recipe.build_task(run / "data"), recipe.train
+    task, config = build_task(recipe, run / "data"), recipe.train
     samples = task.samples("train", training=True)
     plan = BatchPlan(*samples.sizes, budget=task.budget(config.budget), seed=config.seed)
     total = hashlib.sha256()

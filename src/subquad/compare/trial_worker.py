@@ -11,7 +11,8 @@ from subquad.compare.plan import TrialName, read_plan
 from subquad.compare.trials import EVALUATION, Trials
 from subquad.processes import run_main
 from subquad.train.recipe import Recipe
-from subquad.train.workflows import evaluate_to_file, train_run
+from subquad.train.run import train_run
+from subquad.train.workflows import evaluate_to_file
 
 
 def main() -> None:

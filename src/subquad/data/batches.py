@@ -2,9 +2,12 @@
 
 A batch costs (number of samples) × (length of its longest sample), because shorter samples are padded to that length.
 Every sample is in exactly one batch of an epoch. The order depends only on the seed and the number of the epoch.
+Threads may build batches ahead of time: the content of a batch depends neither on their number nor on their pace.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -18,6 +21,7 @@ from subquad.config import Options
 
 Batch = np.ndarray  # (samples,) int64: the indices of the samples
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Budget(Options):
@@ -194,3 +198,41 @@ def _pad_rows(rows: Sequence[np.ndarray], pad: int, eos: int) -> tuple[Tensor, T
         table[positions < lengths[:, None]] = np.concatenate(rows)
         table[np.arange(len(rows)), lengths] = eos
     return torch.from_numpy(table), torch.from_numpy(positions > lengths[:, None])
+
+
+# ---------------------------------------------------------------------- building them
+
+AHEAD = 2  # items that each thread works on or has ready
+
+
+def prefetch(build: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Generator[Result]:
+    """Yields build(item) for every item, in order. With 0 threads each result is built when it is asked for.
+
+    An exception in `build` is raised here when it is the turn of its item. Closing the generator drops the results that
+    nobody asked for.
+    """
+    if not threads:
+        yield from map(build, items)
+        return
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches")
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(build, item))
+            if len(waiting) > AHEAD * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def batch_seed(seed: int, epoch: int, number: int) -> int:
+    """Returns the seed of the random choices in a batch, 0 to 2^63 - 1. It depends only on the place of the batch."""
+    # The order of the epoch is drawn from (seed, epoch), which gives the same stream in numpy as (seed, epoch, 0).
+    return int(StableRng(seed, epoch, number + 1).bits.random_raw()) >> 1
+
+
+def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies a batch to a device, where it can without waiting."""
+    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers import Tokenizer
 from subquad.decode.beam import Hypothesis, Request, beam_search, padded, symbols_of
 from subquad.decode.fast import prepared
 from subquad.decode.limits import longest_text

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from subquad.data.batches import Budget, batches_by_tokens
-from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers import Tokenizer
 from subquad.decode.align import Alignment, align, check_alignments
 from subquad.decode.beam import Hypothesis, Request, beam_search, padded, symbols_of
 from subquad.decode.fast import prepared

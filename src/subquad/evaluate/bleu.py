@@ -20,7 +20,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers import Tokenizer
 from subquad.data.tokenizers.fairseq import MosesTokenizer, WordTokenizer
 from subquad.evaluate.measure import Measure
 

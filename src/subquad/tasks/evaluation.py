@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from subquad.data.batches import Batch, BatchPlan, Budget, shard
@@ -32,10 +31,6 @@ class Samples(Protocol):
         seed: of the random choices, where there are any; the result depends on nothing else. Threads call it at once.
         """
         ...
-
-
-def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
 
 def evaluation_budget(samples: Samples) -> Budget:

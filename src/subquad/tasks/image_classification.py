@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from subquad.data import builtin
-from subquad.data.batches import Batch, Budget
+from subquad.data.batches import Batch, Budget, to_device
 from subquad.data.hub import HUB
 from subquad.data.images.inputs import Augmented, Standardize, transform_from
 from subquad.data.images.mixup import MixingOptions, mix_batch
@@ -40,7 +40,7 @@ from subquad.tasks.base import (
     load_embedded,
     register_task,
 )
-from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, class_loss
 
 IMAGES_PER_BATCH = 64

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.data.batches import Batch, Budget
+from subquad.data.batches import Batch, Budget, to_device
 from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
 from subquad.data.text.prepare import ReportProgress
 from subquad.data.text.store import PreparedText
@@ -22,7 +22,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
-from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.text import TextData, TextTask, read_text, typical_text_batch
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.data.batches import Batch, Budget
+from subquad.data.batches import Batch, Budget, to_device
 from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
 from subquad.data.masking import Masking, MaskOptions
 from subquad.data.text.prepare import ReportProgress
@@ -25,7 +25,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import MaskedLanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
-from subquad.tasks.evaluation import SampleShards, fingerprint, to_device
+from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, typical_text_batch
 

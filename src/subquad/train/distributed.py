@@ -98,6 +98,20 @@ def full_tensor(value: Tensor) -> Tensor:
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
+def gather_to_first(tensors: Mapping[str, Tensor], workers: Workers) -> dict[str, Tensor]:
+    """Whole tensors on the CPU of the first process; the others get none. All must call it at once.
+
+    Sharded tensors are gathered one by one, so that no device ever holds more than one whole tensor for it. What is on
+    the CPU already is not copied.
+    """
+    gathered = {}
+    for name, value in tensors.items():
+        whole = full_tensor(value.detach())
+        if workers.is_rank_zero:
+            gathered[name] = whole.cpu().contiguous()
+    return gathered
+
+
 def to_local(value: Tensor) -> Tensor:
     """This process's part of a sharded tensor, in the same memory; another as it is."""
     return value.to_local() if hasattr(value, "to_local") else value

@@ -2,7 +2,7 @@
 
     rng = rng_state()                                       before a micro-batch
     loss = ...
-    if not is_finite(loss.total, norm):
+    if not (math.isfinite(loss) and math.isfinite(norm)):
         raise diagnose(model, loss_of, [(batch, rng)], folder, update)
 
 `diagnose` replays the batch with the same random numbers under hooks. The first module whose output is not finite, in

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw as adamw_
 
 from subquad.config import Options, nearest
-from subquad.train.distributed import full_tensor, shard_like, to_local
+from subquad.train.distributed import ALONE, Workers, full_tensor, gather_to_first, shard_like, to_local
 
 GROUP_STATE = ("lr_old",)
 """Numbers of a group that belong to an optimiser's state."""
@@ -193,10 +193,10 @@ class Nag(torch.optim.Optimizer):
 # ---------------------------------------------------------------------- state by name
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """All of an optimiser's state as plain tensors on the CPU: "key.name of the parameter".
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, workers: Workers = ALONE) -> dict[str, Tensor]:
+    """All of an optimiser's state as tensors, "key.name of the parameter": see `gather_to_first`.
 
-    Sharded tensors are gathered: every process must call it. Copies: later updates do not change them.
+    torch's own function for this makes an update, to have a state at all, where there was none yet.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     saved: dict[str, Tensor] = {}
@@ -205,16 +205,11 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
             name = names[parameter]
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor):
-                    saved[f"{key}.{name}"] = plain(value)
+                    saved[f"{key}.{name}"] = value
             for key in GROUP_STATE:
                 if key in group:
                     saved[f"{key}.{name}"] = torch.tensor(group[key], dtype=torch.float64)
-    return saved
-
-
-def plain(value: Tensor) -> Tensor:
-    """A copy on the CPU; of a sharded tensor (FSDP) the whole of it."""
-    return full_tensor(value.detach()).to("cpu", copy=True).contiguous()
+    return gather_to_first(saved, workers)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
@@ -313,8 +308,8 @@ class Ema:
         finally:
             model.load_state_dict(own)
 
-    def state(self) -> dict[str, Tensor]:
-        return {name: plain(value) for name, value in self.weights.items()}
+    def state(self, workers: Workers = ALONE) -> dict[str, Tensor]:
+        return gather_to_first(self.weights, workers)
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         if saved.keys() != self.weights.keys():

@@ -9,6 +9,7 @@ train: {updates: 1000, budget: {max_tokens: 2048}}
 
 import difflib
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,17 +18,20 @@ from pydantic import Field, SerializeAsAny, create_model
 
 from subquad.config import Options, nearest
 from subquad.data.batches import Budget
-from subquad.data.text.prepare import ReportProgress
 from subquad.decode.options import DecodeOptions
-from subquad.files import parse_yaml, read_yaml
+from subquad.files import parse_yaml, read_yaml, wrap_corrupt_data_errors
+from subquad.mixers.registry import check_origins, origins
 from subquad.models import MODELS, PRESETS, preset
 from subquad.models.presets import merged
+from subquad.nn.stack import mixer_names
 from subquad.tasks import DataConfig, Task, available_tasks, task_class
 from subquad.train.checkpoint import CheckpointRetention
 from subquad.train.optim import OptimConfig
-from subquad.train.origins import check_stored_origins
 from subquad.train.schedules import Schedule, ScheduleConfig
 from subquad.train.trackers import TrackConfig
+
+ENVIRONMENT = "environment.json"
+MECHANISMS = "mechanisms"
 
 
 class TrainConfig(Options):
@@ -113,10 +117,6 @@ class Recipe(Options):
         ignored = MODELS[kind].Config.independent_of if kind in MODELS else frozenset()
         return merged(base, {key: value for key, value in data_dependent.items() if key not in ignored})
 
-    def build_task(self, cache: Path, report: ReportProgress | None = None) -> Task:
-        """The task with its data. cache: where tokens are written that are not prepared yet."""
-        return self.task_class.open(self.data, cache, self.train.smoothing, self.train.aux_weight, report)
-
 
 @functools.cache
 def recipe_class(task: str) -> type[Recipe]:
@@ -175,3 +175,27 @@ def _change(text: str) -> dict[str, Any]:
     for name in reversed(names):
         change = {name: change}
     return change
+
+
+# ---------------------------------------------------------------------- where the mechanisms of a run came from
+
+# Nothing is imported because a file names it: what is missing is named, and the user decides.
+
+
+def describe_origins(model: Mapping[str, Any]) -> dict[str, Any]:
+    """For environment.json: the mechanisms of other packages in a model's config; nothing if there are none."""
+    found = origins(sorted(mixer_names(model)))
+    return {MECHANISMS: found} if found else {}
+
+
+def check_stored_origins(folder: Path) -> None:
+    """Refuses a run whose mechanisms are not here, and says which package they came from."""
+    path = folder / ENVIRONMENT
+    if not path.is_file():
+        return
+    with wrap_corrupt_data_errors(f"{path}"):
+        try:
+            stored = json.loads(path.read_text()).get(MECHANISMS, {})
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+        check_origins(f"the run {folder}", stored)

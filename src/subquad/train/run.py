@@ -11,10 +11,11 @@ another program gets its data when training goes on. Using a run opens neither t
 """
 
 import fcntl
+import io
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 import yaml
 
 from subquad.data.hub import HUB
+from subquad.data.text.prepare import ReportProgress
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
 from subquad.decode.options import DecodeOptions
 from subquad.environment import environment
@@ -30,12 +32,14 @@ from subquad.evaluate.report import Evaluation
 from subquad.files import CHECKSUM, read_metadata, read_yaml, wrap_corrupt_data_errors, write_json, write_text
 from subquad.models import Model, model_from
 from subquad.models.storage import load_weights
-from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions
+from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions, Task
 from subquad.tasks.evaluation import SampleShards
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
-from subquad.train.distributed import ALONE, Workers
-from subquad.train.origins import ENVIRONMENT, describe_origins
-from subquad.train.recipe import Recipe, read_recipe
+from subquad.train.distributed import ALONE, Workers, join, leave
+from subquad.train.progress import TrainingProgress
+from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
+from subquad.train.trackers import build_trackers
+from subquad.train.trainer import Trainer
 
 RECIPE, DATA = "recipe.yaml", "data"
 IMPORTED, METRICS = "imported.json", "metrics.jsonl"
@@ -52,6 +56,55 @@ USAGE_FIELDS = ("decode", "data")
 
 
 # ---------------------------------------------------------------------- training
+
+
+@contextmanager
+def distributed_workers() -> Iterator[Workers]:
+    """The processes that torchrun started, or this one alone."""
+    try:
+        yield join()
+    finally:
+        leave()
+
+
+def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | None = None) -> None:
+    """Trains to the end of the recipe, in a new run directory or on from the last checkpoint of an existing one.
+
+    quiet: print nothing. note: what to print first.
+    """
+    with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
+        task = open_task(recipe, folder, workers)
+        trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.is_rank_zero else []
+        stream = io.StringIO() if quiet or not workers.is_rank_zero else None
+        with TrainingProgress(stream=stream) as progress:
+            if note is not None:
+                progress.note(note)
+            trainer = Trainer(recipe, task, folder, progress, trackers, workers)
+            size = f"{trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples"
+            progress.note(f"{folder}: {size}")
+            for split, reasons in task.skipped().items():
+                progress.note(f"{split}: samples skipped: {reasons}")
+            if count := len(trainer.plan.skipped):
+                progress.note(f"train: {count:,} samples are longer than train.budget.max_tokens and left out")
+            trainer.fit()
+        workers.barrier()  # to those that are behind, a process that leaves looks like one that died
+
+
+def open_task(recipe: Recipe, folder: Path, workers: Workers) -> Task:
+    """Opens the run and its data. One process writes the files, and the others read them afterwards."""
+    if not workers.is_rank_zero:
+        workers.barrier()
+        return build_task(recipe, folder / DATA)
+    open_run(recipe, folder)
+    task = build_task(recipe, folder / DATA)
+    task.save_inputs(folder)
+    workers.barrier()
+    return task
+
+
+def build_task(recipe: Recipe, cache: Path, report: ReportProgress | None = None) -> Task:
+    """The task of a recipe with its data. cache: where tokens are written that are not prepared yet."""
+    return recipe.task_class.open(recipe.data, cache, recipe.train.smoothing, recipe.train.aux_weight, report)
 
 
 def open_run(recipe: Recipe, run: Path) -> bool:

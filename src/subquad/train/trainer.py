@@ -21,15 +21,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from subquad.data.batches import Batch, BatchPlan, Cursor
-from subquad.data.prefetch import batch_seed, prefetch
+from subquad.data.batches import Batch, BatchPlan, Cursor, batch_seed, prefetch, to_device
 from subquad.files import wrap_corrupt_data_errors
 from subquad.models import Model, model_from
 from subquad.models.base import compile_blocks
 from subquad.models.storage import load_weights
 from subquad.nn.stack import Stack
 from subquad.tasks.base import Task
-from subquad.tasks.evaluation import evaluation_budget, to_device
+from subquad.tasks.evaluation import evaluation_budget
 from subquad.train.checkpoint import (
     BestMetric,
     Checkpoint,
@@ -47,12 +46,12 @@ from subquad.train.distributed import (
     DistributedLoss,
     TensorBatch,
     Workers,
-    full_tensor,
+    gather_to_first,
     shard_like,
     split_batches,
 )
 from subquad.train.metrics import MetricsLog
-from subquad.train.nan_diagnosis import NotFiniteError, diagnose, is_finite
+from subquad.train.nan_diagnosis import NotFiniteError, diagnose
 from subquad.train.optim import (
     Ema,
     OptimConfig,
@@ -144,15 +143,15 @@ class Updater:
         with self.phases("optimiser"):
             self.scaler.unscale_(self.optimizer)
             scale_gradients(self.model.parameters(), 1 / max(1, count))
-            norm = clip_gradients(self.model.parameters(), self.config.clip)
-            if not self.scaler.is_enabled() and not is_finite(torch.tensor(total), norm):
+            norm = float(clip_gradients(self.model.parameters(), self.config.clip))
+            if not self.scaler.is_enabled() and not (math.isfinite(total) and math.isfinite(norm)):
                 raise self._diagnose(attempts, failures, update)
             set_rate(self.optimizer, lr)
             self.scaler.step(self.optimizer)  # in half precision it leaves out an update that is not finite
             self.scaler.update()
             if self.ema is not None:
                 self.ema.update(self.model)
-        return StepMetrics(total / max(1, count), totals, count, float(norm), lr, late)
+        return StepMetrics(total / max(1, count), totals, count, norm, lr, late)
 
     def _differentiate(self, batch: TensorBatch, sums: dict[str, Tensor | float], counts: bool) -> None:
         """Adds a batch's gradients to the parameters', and its loss and numbers to `sums`."""
@@ -364,11 +363,11 @@ class Trainer:
         cursor, epoch = asdict(self.cursor), self.cursor.epoch
         state = TrainState(self.update, epoch, epoch_end, cursor, scaler, self.metrics, extra)
         content = Checkpoint(
-            {name: full_tensor(value) for name, value in self.model.state_dict().items()},
-            optimizer_state(self.updater.optimizer, self.model),
+            gather_to_first(self.model.state_dict(), self.workers),
+            optimizer_state(self.updater.optimizer, self.model, self.workers),
             state,
             self.workers.gather_tensors(rng_state(), "rank"),
-            self.updater.ema.state() if self.updater.ema is not None else None,
+            self.updater.ema.state(self.workers) if self.updater.ema is not None else None,
         )
         if self.workers.is_rank_zero:
             save_checkpoint(checkpoint_folder(self.run), content)

@@ -6,84 +6,37 @@
 import io
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from subquad.environment import environment
 from subquad.evaluate.report import EvaluationReport, stored_evaluation, task_of_evaluation, write_evaluation
 from subquad.evaluate.significance import RESAMPLES
 from subquad.progress import Progress
-from subquad.tasks import Task
 from subquad.tasks.evaluation import STEPS
 from subquad.train import checkpoint as stored
-from subquad.train.distributed import Workers, join, leave
 from subquad.train.profiler import Profile, profile_updates
 from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import (
-    DATA,
     RECIPE,
     LoadedRun,
     check_run,
+    distributed_workers,
     evaluate_run,
     find_checkpoint,
     load_run,
     locked,
-    open_run,
+    open_task,
 )
-from subquad.train.trackers import build_trackers
 from subquad.train.trainer import Trainer
-
-
-@contextmanager
-def distributed_workers() -> Iterator[Workers]:
-    """The processes that torchrun started, or this one alone."""
-    try:
-        yield join()
-    finally:
-        leave()
-
-
-def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | None = None) -> None:
-    """Trains to the end of the recipe, in a new run directory or on from the last checkpoint of an existing one.
-
-    quiet: print nothing. note: what to print first.
-    """
-    with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
-        task = _open_task(recipe, folder, workers)
-        trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.is_rank_zero else []
-        stream = io.StringIO() if quiet or not workers.is_rank_zero else None
-        with TrainingProgress(stream=stream) as progress:
-            if note is not None:
-                progress.note(note)
-            trainer = Trainer(recipe, task, folder, progress, trackers, workers)
-            size = f"{trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples"
-            progress.note(f"{folder}: {size}")
-            for split, reasons in task.skipped().items():
-                progress.note(f"{split}: samples skipped: {reasons}")
-            if count := len(trainer.plan.skipped):
-                progress.note(f"train: {count:,} samples are longer than train.budget.max_tokens and left out")
-            trainer.fit()
-        workers.barrier()  # to those that are behind, a process that leaves looks like one that died
-
-
-def _open_task(recipe: Recipe, folder: Path, workers: Workers) -> Task:
-    """Opens the run and its data. One process writes the files, and the others read them afterwards."""
-    if not workers.is_rank_zero:
-        workers.barrier()
-        return recipe.build_task(folder / DATA)
-    open_run(recipe, folder)
-    task = recipe.build_task(folder / DATA)
-    task.save_inputs(folder)
-    workers.barrier()
-    return task
 
 
 def profile_run(recipe: Recipe, folder: Path, updates: int) -> Profile:
     """Measures where the time of some updates goes, and writes it to profile.json. No weights are kept."""
     with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
-        task = _open_task(recipe, folder, workers)
+        task = open_task(recipe, folder, workers)
         # what the updates log must not become a part of the run
         with tempfile.TemporaryDirectory() as scratch, TrainingProgress(stream=io.StringIO()) as progress:
             trainer = Trainer(recipe, task, Path(scratch), progress, [], workers)

@@ -27,14 +27,14 @@ from subquad.compare.measure.lengths import lengthen_mixer
 from subquad.compare.measure.timing import interleaved_seconds, synchronizer
 from subquad.compare.plan import Plan
 from subquad.compare.records import Point
+from subquad.data.batches import to_device
 from subquad.mixers import build, mixer_class
 from subquad.mixers.attention import AttentionMixer
 from subquad.mixers.softmax import Softmax
 from subquad.models import model_from
 from subquad.nn.stack import MixerChoice
-from subquad.tasks.evaluation import to_device
 from subquad.train.recipe import Recipe
-from subquad.train.run import load_run
+from subquad.train.run import build_task, load_run
 
 COST_OPTIONS = ("features", "slots", "landmarks", "window")
 """Options that trade error for cost, the most important one of a mechanism first."""
@@ -222,7 +222,7 @@ def _trained_subject(folder: Path) -> Subject | None:
     mixer = next(module for module in run.model.input_stack.modules() if isinstance(module, AttentionMixer))
     if not isinstance(mixer, Softmax) or mixer.inner != mixer.config.dim:
         return None
-    task = run.recipe.build_task(folder / "data")
+    task = build_task(run.recipe, folder / "data")
     samples = task.samples("valid", training=False)
     longest = np.argsort(-samples.sizes[0], kind="stable")[:ROWS]
     read: list[tuple[Tensor, tuple[int, int] | None]] = []

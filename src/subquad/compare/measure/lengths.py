@@ -23,6 +23,7 @@ from subquad.compare.measure.costs import Costs, measure_costs
 from subquad.compare.plan import Plan
 from subquad.compare.records import Point, Record
 from subquad.compare.variants import mixer_options
+from subquad.data.batches import to_device
 from subquad.mixers import mixer_class
 from subquad.models import MODELS, Model, model_from
 from subquad.models.costs import forward_flops
@@ -30,7 +31,6 @@ from subquad.models.presets import merged
 from subquad.nn.block import Block, BlockInputs
 from subquad.nn.stack import MixerChoice
 from subquad.tasks import Task
-from subquad.tasks.evaluation import to_device
 from subquad.train.recipe import Recipe
 
 Part = Literal["encoder", "full"]

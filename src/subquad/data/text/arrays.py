@@ -18,7 +18,7 @@ import numpy as np
 from subquad.data.fairseq.index import INDEX, open_indexed
 from subquad.data.numpy_files import read_npy, read_npz
 from subquad.data.text.encode import SkipRules, TokenChunk
-from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers import Tokenizer
 
 CHUNK_TOKENS = 1 << 22
 

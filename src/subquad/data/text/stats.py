@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from subquad.data.text.store import PreparedText, TokenStore
-from subquad.data.tokenizers.base import Tokenizer
+from subquad.data.tokenizers import Tokenizer
 
 QUANTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 BLOCK = 1 << 22

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from subquad.data.tokenizers.base import NUM_SPECIAL, SPECIAL_TOKENS, UNK, Tokenizer
+from subquad.data.tokenizers import NUM_SPECIAL, SPECIAL_TOKENS, UNK, Tokenizer
 from subquad.files import decode_utf8, read_bytes
 from subquad.packages import require
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from subquad.config import nearest
-from subquad.data.tokenizers.base import NUM_SPECIAL, SPECIAL_TOKENS, UNK, Tokenizer
+from subquad.data.tokenizers import NUM_SPECIAL, SPECIAL_TOKENS, UNK, Tokenizer
 
 if TYPE_CHECKING:
     from subquad.data.tokenizers import TokenizerConfig

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from subquad.data.tokenizers.base import NUM_SPECIAL, ROLES, SPECIAL_TOKENS, Tokenizer
+from subquad.data.tokenizers import NUM_SPECIAL, ROLES, SPECIAL_TOKENS, Tokenizer
 from subquad.files import read_bytes
 from subquad.packages import require
 

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from subquad.data.tokenizers import Tokenizer
-from subquad.data.tokenizers.base import ROLES, restore_tokenizer
+from subquad.data.tokenizers import ROLES, Tokenizer, restore_tokenizer
 from subquad.data.tokenizers.subword import SubwordTokenizer
 
 FILE = "subquad_tokenizer.json"

@@ -16,8 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subquad.data.tokenizers import Tokenizer
-from subquad.data.tokenizers.base import NUM_SPECIAL
+from subquad.data.tokenizers import NUM_SPECIAL, Tokenizer
 from subquad.data.tokenizers.fairseq import FairseqDictionary, MosesTokenizer, SubwordCodes, WordTokenizer
 from subquad.files import decode_utf8, read_bytes
 from subquad.interop.checkpoints.fairseq import models, roberta

@@ -17,11 +17,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subquad.data.batches import batch_seed, prefetch
 from subquad.data.images.arrays import ArrayImages
 from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.sets import FolderImages, UnreadableImage
 from subquad.data.images.transforms import AugmentOptions
-from subquad.data.prefetch import batch_seed, prefetch
 from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.metrics import read_metrics
