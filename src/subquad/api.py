@@ -18,8 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
-from subquad.compare import Result
-from subquad.compare import compare as compare_mechanisms
+from subquad.compare import Comparison, Result
 from subquad.compare.comparison import LENGTHS, MAX_SECONDS, REPEATS, TOKENS
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.classify import Classes, ImageClassifier
@@ -379,22 +378,21 @@ def compare(
     name = Path(recipe).stem if isinstance(recipe, str | Path) else None
     if out is None and name is None:
         raise ValueError("a recipe that is no file has no name: say where the comparison goes, with out=FOLDER")
+    comparison = Comparison.create(
+        read_recipe(recipe, [sections]),
+        Path(out) if out is not None else Path("runs") / f"compare-{name}",
+        mixers,
+        options=options,
+        runs=runs,
+        baseline=baseline,
+        seeds=seeds,
+        split=split,
+        lengths=lengths,
+        tokens=tokens,
+        repeats=repeats,
+        max_seconds=max_seconds,
+        retry=retry,
+    )
     with Progress(stream=io.StringIO() if quiet else None) as progress:
-        return compare_mechanisms(
-            read_recipe(recipe, [sections]),
-            mixers,
-            out=Path(out) if out is not None else Path("runs") / f"compare-{name}",
-            options=options,
-            runs=runs,
-            baseline=baseline,
-            seeds=seeds,
-            split=split,
-            lengths=lengths,
-            tokens=tokens,
-            repeats=repeats,
-            max_seconds=max_seconds,
-            retry=retry,
-            title=title or name or "Comparison",
-            command=command,
-            on_progress=progress.report,
-        )
+        comparison.run(progress.report)
+    return comparison.write_report(title or name or "Comparison", command)

@@ -88,9 +88,20 @@ class Comparison:
         max_seconds: float = MAX_SECONDS,
         retry: bool = False,
     ) -> Self:
-        """A new comparison, or an existing one that is continued or extended. `compare` explains the arguments.
+        """A new comparison, or an existing one that is continued or extended.
 
         Everything is checked before anything is computed; the data is prepared.
+
+        mixers          names of mechanisms, or `label=name`; the name `recipe` stands for the recipe's own model
+        options         options of the mechanisms by label, such as {"eva": {"window": 64}}
+        runs            finished runs to use instead of training, as `folder` or `label=folder`
+        baseline        the label of the mechanism that the others are compared with; it is added if it is not named
+        seeds           how many, from the recipe's on, or which
+        split           the data that quality is measured on; by default it is `test`, or `valid` if there is no `test`
+        lengths         the lengths of sequences at which costs are measured, each with a batch of `tokens` tokens
+        repeats         how often every time is measured
+        max_seconds     a mechanism whose training pass took longer than this is not tried at longer lengths
+        retry           try trials that failed once more
         """
         if not mixers and not runs:
             raise ValueError("say what to compare: --mixers lightconv,eva, or finished runs with --run")

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.data.batches import Batch, Budget, to_device
+from subquad.data.batches import Batch, to_device
 from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
 from subquad.data.text.prepare import ReportProgress
-from subquad.data.text.store import PreparedText
-from subquad.data.tokenizers import Tokenizer
 from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
@@ -24,7 +22,7 @@ from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
 from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
-from subquad.tasks.text import TextData, TextTask, read_text, typical_text_batch
+from subquad.tasks.text import BlockTask, TextData, read_text
 
 TIMED_LINES, PROMPTS, PROMPT_WORDS, NEW_TOKENS = 32, 8, 8, 64
 """What the speed of decoding is measured with: prompts of words of the first lines, and tokens after each."""
@@ -58,19 +56,13 @@ def block_losses(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) ->
 
 
 @register_task
-class LanguageModelTask(TextTask):
+class LanguageModelTask(BlockTask):
     name = "language-model"
     Data = LanguageModelData
     model_kinds = ("language-model",)
     main_metric = MainMetric("ppl", "perplexity", "lower", perplexity_score)
     decodes = True
     reads_context = True
-
-    def __init__(
-        self, data: PreparedText, blocks: BlockOptions, smoothing: float = 0.0, aux_weight: float = 0.0
-    ) -> None:
-        super().__init__(data, smoothing, aux_weight)
-        self.blocks, self.tokenizer = blocks, data.tokenizer("text")
 
     @classmethod
     def open(
@@ -87,28 +79,7 @@ class LanguageModelTask(TextTask):
         blocks = Blocks(self.data.store(split, "text"), self.blocks, self.tokenizer.eos)
         return BlockSamples(blocks, self.tokenizer.pad)
 
-    # ------------------------------------------------------------------ model
-
-    def data_dependent_model_config(self) -> dict[str, Any]:
-        return {"vocab": self.tokenizer.size, "embedding": {"pad": self.tokenizer.pad}}
-
-    @classmethod
-    def expected_model_config(cls, data: LanguageModelData) -> dict[str, Any]:
-        size = data.tokenizer.vocab_size
-        return {} if size is None else {"vocab": size}
-
-    @classmethod
-    def typical_batch(cls, data: LanguageModelData, budget: Budget) -> tuple[int, int | None]:
-        return typical_text_batch(budget, data.blocks.tokens_per_sample)
-
-    def tokenizers(self) -> dict[str, Tokenizer]:
-        return {"text": self.tokenizer}
-
     # ------------------------------------------------------------------ loss
-
-    @property
-    def pad(self) -> int:
-        return self.tokenizer.pad
 
     @classmethod
     def model_loss(
@@ -149,11 +120,6 @@ class LanguageModelTask(TextTask):
         data = {"sha256": fingerprint(samples), "text": origin}
         lost = blocks.blocks.total - tokens
         return Evaluation(cls.name, split, len(lines), lost, measures, data, settings, counts)
-
-    @classmethod
-    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
-        """Guessing gives the size of the vocabulary, and the frequencies of words far less: half the size."""
-        return model_config["vocab"] / 2
 
     @classmethod
     def random_batch(

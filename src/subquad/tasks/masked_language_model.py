@@ -6,14 +6,14 @@ seed that the trainer gives its batch: training hides others in each epoch, vali
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.data.batches import Batch, Budget, to_device
+from subquad.data.batches import Batch, to_device
 from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
 from subquad.data.masking import Masking, MaskOptions
 from subquad.data.text.prepare import ReportProgress
@@ -27,7 +27,7 @@ from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
 from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
-from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, typical_text_batch
+from subquad.tasks.text import BlockTask, TextData, cut_lines, read_text
 
 NUM_BEGINNING = 1
 """Tokens of a sample before its block."""
@@ -89,11 +89,12 @@ def _needed(padding: Tensor | None) -> Tensor | None:
 
 
 @register_task
-class MaskedLanguageModelTask(TextTask):
+class MaskedLanguageModelTask(BlockTask):
     name = "masked-language-model"
     Data = MaskedLanguageModelData
     model_kinds = ("masked-language-model",)
     main_metric = MainMetric("ppl", "perplexity of hidden words", "lower", perplexity_score)
+    extra_symbols = 1  # it hides words
 
     def __init__(
         self,
@@ -103,8 +104,8 @@ class MaskedLanguageModelTask(TextTask):
         smoothing: float = 0.0,
         aux_weight: float = 0.0,
     ) -> None:
-        super().__init__(data, smoothing, aux_weight)
-        self.blocks, self.masking, self.tokenizer = blocks, masking, data.tokenizer("text")
+        super().__init__(data, blocks, smoothing, aux_weight)
+        self.masking = masking
 
     @classmethod
     def open(
@@ -120,29 +121,7 @@ class MaskedLanguageModelTask(TextTask):
     def samples(self, split: str, training: bool) -> MaskedSamples:  # noqa: ARG002
         return MaskedSamples(self.data.store(split, "text"), self.blocks, self.masking, self.tokenizer)
 
-    # ------------------------------------------------------------------ model
-
-    def data_dependent_model_config(self) -> dict[str, Any]:
-        """One symbol more than the tokenizer has hides words."""
-        return {"vocab": self.tokenizer.size + 1, "embedding": {"pad": self.tokenizer.pad}}
-
-    @classmethod
-    def expected_model_config(cls, data: MaskedLanguageModelData) -> dict[str, Any]:
-        size = data.tokenizer.vocab_size
-        return {} if size is None else {"vocab": size + 1}
-
-    @classmethod
-    def typical_batch(cls, data: MaskedLanguageModelData, budget: Budget) -> tuple[int, int | None]:
-        return typical_text_batch(budget, data.blocks.tokens_per_sample)
-
-    def tokenizers(self) -> dict[str, Tokenizer]:
-        return {"text": self.tokenizer}
-
     # ------------------------------------------------------------------ loss
-
-    @property
-    def pad(self) -> int:
-        return self.tokenizer.pad
 
     @classmethod
     def model_loss(
@@ -181,11 +160,6 @@ class MaskedLanguageModelTask(TextTask):
         settings = {"masking": hidden.model_dump(mode="json"), **config.blocks.model_dump(mode="json")}
         data = {"sha256": fingerprint(texts), "text": origin}
         return Evaluation(cls.name, split, len(texts), 0, measures, data, settings, counts)
-
-    @classmethod
-    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
-        """Guessing gives the size of the vocabulary, and the frequencies of words far less: half the size."""
-        return model_config["vocab"] / 2
 
     @classmethod
     def random_batch(

@@ -15,12 +15,13 @@ from pydantic import Field
 
 from subquad.config import nearest
 from subquad.data.batches import Budget
+from subquad.data.blocks import BlockOptions
 from subquad.data.builtin import SPLITS, BuiltinSet
 from subquad.data.fairseq.folder import FairseqFolder
 from subquad.data.text.prepare import ReportProgress, TextDataConfig, prepare_text
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FIELDS, PreparedText, open_prepared
-from subquad.data.tokenizers import TokenizerConfig
+from subquad.data.tokenizers import Tokenizer, TokenizerConfig
 from subquad.files import wrap_corrupt_data_errors
 from subquad.tasks.base import DataConfig, Task, TrainedModel, add_perplexity, check_split, load_embedded
 
@@ -156,6 +157,43 @@ class TextTask(Task):
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         return add_perplexity(super().metrics(sums, count))
+
+
+class BlockTask(TextTask):
+    """A task on text of one side, which is cut into blocks of tokens."""
+
+    extra_symbols: ClassVar[int] = 0
+    """Symbols that the model has beside those of the tokenizer."""
+
+    def __init__(
+        self, data: PreparedText, blocks: BlockOptions, smoothing: float = 0.0, aux_weight: float = 0.0
+    ) -> None:
+        super().__init__(data, smoothing, aux_weight)
+        self.blocks, self.tokenizer = blocks, data.tokenizer("text")
+
+    def data_dependent_model_config(self) -> dict[str, Any]:
+        return {"vocab": self.tokenizer.size + self.extra_symbols, "embedding": {"pad": self.tokenizer.pad}}
+
+    @classmethod
+    def expected_model_config(cls, data: TextData) -> dict[str, Any]:
+        size = data.tokenizer.vocab_size
+        return {} if size is None else {"vocab": size + cls.extra_symbols}
+
+    @classmethod
+    def typical_batch(cls, data: Any, budget: Budget) -> tuple[int, int | None]:
+        return typical_text_batch(budget, data.blocks.tokens_per_sample)
+
+    def tokenizers(self) -> dict[str, Tokenizer]:
+        return {"text": self.tokenizer}
+
+    @property
+    def pad(self) -> int:
+        return self.tokenizer.pad
+
+    @classmethod
+    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
+        """Guessing gives the size of the vocabulary, and the frequencies of words far less: half the size."""
+        return model_config["vocab"] / 2
 
 
 def typical_text_batch(budget: Budget, length: int) -> tuple[int, int]:
