@@ -155,7 +155,10 @@ def test_the_loss_is_of_hidden_tokens_alone(run: Path) -> None:
     ("words", "said"),
     [
         (["generate", "RUN", "--prompt", "w1"], "only language models generate text"),
-        (["export", "RUN", "--to", "huggingface", "--out", "x"], "no place here for task masked-language-model"),
+        (
+            ["export", "RUN", "--to", "huggingface", "--out", "x"],
+            "the task masked-language-model cannot be exported to Hugging Face",
+        ),
         (["evaluate", "RUN", "--context-window", "5"], "a context window is for language models"),
     ],
 )
@@ -171,7 +174,7 @@ def test_mechanisms_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert command(["compare", str(recipe), "--mixers", "softmax,linformer", *short, "--out", str(out)]) == 0
     result = json.loads((out / "result.json").read_text())
     assert [trial["status"] for trial in result["trials"]] == ["done", "done"]
-    assert {point["part"] for point in result["lengths"]} == {"encoder", "full"}
+    assert {point["part"] for point in result["measurements"]["lengths"]} == {"encoder", "full"}
     assert "perplexity of hidden words" in capsys.readouterr().out
 
 

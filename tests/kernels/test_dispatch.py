@@ -126,6 +126,9 @@ def test_wrong_settings_are_refused_by_every_mechanism(
     monkeypatch.setenv(dispatch.VARIABLE, setting)
     with pytest.raises(ValueError, match=f"{name}: SUBQUAD_KERNELS={setting} .*auto"):
         mixer(torch.zeros(2, 7, 16))
+    if mixer.can_stream:
+        with pytest.raises(ValueError, match=f"{name}: SUBQUAD_KERNELS={setting} .*auto"):
+            mixer.init_state(2)
 
 
 def test_adding_a_kernel_is_adding_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ def _chosen_kernels(x: "Tensor") -> str:
     from subquad.kernels import dispatch
 
     found: dict[str, list[str]] = {}
-    dispatch.check("doctor", x)
+    dispatch.check("doctor", x.device)
     for operation in dispatch.operations():
         try:
             name = dispatch.implementation(operation, x)

@@ -59,13 +59,13 @@ def implementation(operation: str, x: Tensor, *needs: str) -> str:
     return _name(operation, x.device.type, x.dtype, *needs).rpartition("_")[2]
 
 
-def check(name: str, x: Tensor) -> None:
-    """ValueError if the variable has no known value, or asks for kernels that cannot work on tensors where x is.
+def check(name: str, device: torch.device) -> None:
+    """ValueError if the variable has no known value, or asks for kernels that cannot work on tensors of a device.
 
     Mechanisms ask this, so that those which need no operation of this folder refuse what the others refuse. name: that
     of who asks.
     """
-    _check(name, x.device.type)
+    _check(name, device.type)
 
 
 def operations() -> list[str]:

@@ -208,6 +208,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
             raise ValueError(f"{self.name}: a state needs a batch of at least 1 (got {batch})")
         like = next(self.parameters(), torch.empty(0))
         device = torch.device(device) if device is not None else like.device
+        dispatch.check(self.name, device)
         reason = self.why_no_streaming()
         if reason is None:
             return self.new_state(batch, device, dtype or _autocast_dtype(like.dtype, device))
@@ -231,7 +232,8 @@ class Mixer(nn.Module, Generic[ConfigT]):
         compute `Padding.of` it once, and pass that. grid: (H, W) with H * W = time. state: from `init_state` or the
         previous call.
         """
-        dispatch.check(self.name, x)
+        if state is None:  # `init_state` asked for a stream, of which each token counts
+            dispatch.check(self.name, x.device)
         self._check_tokens("x", x, padding)
         if grid is not None and grid[0] * grid[1] != x.shape[1]:
             raise ValueError(
@@ -311,10 +313,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
         return MixerOutput(y, memory if state is not None else None, None)
 
     def _check_tokens(self, what: str, x: Tensor, padding: Tensor | Padding | None) -> None:
-        dim = self.config.dim
-        if x.dim() != 3 or x.shape[-1] != dim:
-            raise ValueError(f"{self.name}: {what} must be (batch, time, {dim}), got {tuple(x.shape)}")
-        if x.shape[1] == 0:
+        dim, shape = self.config.dim, x.shape
+        if len(shape) != 3 or shape[2] != dim:
+            raise ValueError(f"{self.name}: {what} must be (batch, time, {dim}), got {tuple(shape)}")
+        if shape[1] == 0:
             raise ValueError(f"{self.name}: {what} is an empty sequence; give at least one position")
         dtype = self._weight_dtype()
         if x.dtype != dtype and dtype is not None and not is_autocast(x.device):
@@ -322,9 +324,9 @@ class Mixer(nn.Module, Generic[ConfigT]):
                 f"{self.name}: {what} is {x.dtype}, the parameters are {dtype}; convert {what} or the mixer, or use "
                 "torch.autocast"
             )
-        padding = padding_tensor(padding)
         if padding is None:
             return
+        padding = padding.padding if isinstance(padding, Padding) else padding
         if padding.dtype != torch.bool:
             raise ValueError(f"{self.name}: padding of {what} must be bool (True = ignore), got {padding.dtype}")
         if padding.shape != x.shape[:2]:

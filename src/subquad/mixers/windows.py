@@ -261,6 +261,6 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
         return keep(logits, mask[:, None])
 
     def slide(self, state: WindowState, k: Tensor, v: Tensor, new: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values that stay mask after `new` tokens; k, v as given to `stream_window`."""
+        """Keys and values that stay visible after `new` tokens; k, v as given to `stream_window`."""
         slots = state.k.shape[2]
         return keep_last(k, new, slots, dim=2), keep_last(v, new, slots, dim=2)
