@@ -29,7 +29,7 @@ def forge(path: Path, data: st.DataObject) -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     (folder / "text.txt").write_text("the cat sat\na dog barks\n" * 20)
-    words = ["--task", "language-model", "--tokenizer", "words", "--workers", "1"]
+    words = ["--samples", "text", "--tokenizer", "words", "--workers", "1"]
     assert command(["data", "prepare", str(folder / "out"), "--train", str(folder / "text.txt"), *words]) == 0
     return folder / "out"
 

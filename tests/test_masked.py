@@ -157,7 +157,7 @@ def test_the_loss_is_of_hidden_tokens_alone(run: Path) -> None:
         (["generate", "RUN", "--prompt", "w1"], "only language models generate text"),
         (
             ["export", "RUN", "--to", "huggingface", "--out", "x"],
-            "the task masked-language-model cannot be exported to Hugging Face",
+            "models of kind masked-language-model cannot be exported to Hugging Face",
         ),
         (["evaluate", "RUN", "--context-window", "5"], "a context window is for language models"),
     ],

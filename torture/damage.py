@@ -217,4 +217,4 @@ def damages(folder: Path, count: int, seed: int) -> Iterator[Result]:
 def tokens_config(run: Path) -> dict[str, Any]:
     """How the run's tokens were made: from the files of the embedded set beside them."""
     splits = {split: str(run / "data" / f"{split}.csv") for split in ("train", "valid", "test")}
-    return {"task": "translation", "splits": splits, "tokenizer": {"kind": "bpe", "vocab_size": 300}}
+    return {"sample_kind": "pairs", "splits": splits, "tokenizer": {"kind": "bpe", "vocab_size": 300}}

@@ -90,11 +90,12 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 def parse_yaml(text: str) -> Any:
     """Plain data of YAML; a ValueError says in one line why it is none."""
     try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
         # Parts that refer to one another make billions of values of a few lines: they are counted before they are made.
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
         if not is_bounded(root, _parts_of_node, MOST_VALUES):
             raise ValueError(f"it has more than {MOST_VALUES:,} values, or more than {MOST_WITHIN} within one another")
-        return yaml.safe_load(text)
+        return None if root is None else loader.construct_document(root)
     except Exception as error:  # wrong dates, tags and numbers raise whatever they lead the parser to
         raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
 

@@ -48,8 +48,8 @@ def write_lines(folder: Path, form: str) -> Path:
     return folder
 
 
-def prepare(folder: Path, out: Path, task: str = "translation", **options: Any) -> PreparedText:
-    config = FairseqFolder.parse("fairseq", {"path": str(folder), **options}).text_config(task)
+def prepare(folder: Path, out: Path, sample_kind: str = "pairs", **options: Any) -> PreparedText:
+    config = FairseqFolder.parse("fairseq", {"path": str(folder), **options}).text_config(sample_kind)
     return prepare_text(config, out)
 
 
@@ -75,7 +75,7 @@ def test_both_forms_give_back_their_samples(tmp_path_factory, samples, form, cod
     FORMS[form](folder / "train", [[*sample, EOS] for sample in samples], code)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_arrays, "CHUNK_TOKENS", chunk)
-        assert rows(prepare(folder, folder / "out", "language-model"), "train", "text") == samples
+        assert rows(prepare(folder, folder / "out", "text"), "train", "text") == samples
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -83,7 +83,7 @@ def test_a_folder_is_the_text_it_was_made_of(form: str, tmp_path: Path) -> None:
     """Tokens and counts are those of the same lines as text files, read with the same dictionaries."""
     folder = write_pairs(tmp_path / "data", form)
     ours = prepare(folder, tmp_path / "ours")
-    given: dict[str, Any] = {"splits": {}, "task": "translation"}
+    given: dict[str, Any] = {"splits": {}, "sample_kind": "pairs"}
     for split, part in SPLITS.items():
         given["splits"][split] = []
         for language, lines in (("de", GERMAN), ("en", ENGLISH)):
@@ -119,8 +119,8 @@ def test_codes_make_words_of_pieces(tmp_path: Path) -> None:
     (tmp_path / "codes").write_text("#version: 0.2\nd o\n")
     numbers = write_dictionary(tmp_path / "dict.txt", ["do@@", "g"])
     write_mmap(tmp_path / "train", [[numbers["do@@"], numbers["g"], EOS]])
-    pieces = prepare(tmp_path, tmp_path / "pieces", "language-model")
-    words = prepare(tmp_path, tmp_path / "words", "language-model", codes=str(tmp_path / "codes"))
+    pieces = prepare(tmp_path, tmp_path / "pieces", "text")
+    words = prepare(tmp_path, tmp_path / "words", "text", codes=str(tmp_path / "codes"))
     assert rows(pieces, "train", "text") == rows(words, "train", "text") == [[4, 5]]
     assert pieces.tokenizer("text").decode([4, 5]) == "do@@ g"
     assert words.tokenizer("text").decode([4, 5]) == "dog"
@@ -130,12 +130,12 @@ def test_codes_make_words_of_pieces(tmp_path: Path) -> None:
 def test_numbers_that_change_are_read_again(tmp_path: Path) -> None:
     """The index alone does not tell: it says only how long samples are."""
     folder = write_lines(tmp_path / "data", "mmap")
-    before = rows(prepare(folder, tmp_path / "out", "language-model"), "valid", "text")
-    assert prepare(folder, tmp_path / "out", "language-model").changes["valid"] == "reused"
+    before = rows(prepare(folder, tmp_path / "out", "text"), "valid", "text")
+    assert prepare(folder, tmp_path / "out", "text").changes["valid"] == "reused"
     content = np.fromfile(folder / "valid.bin", "<u2")
     content[0] = 4 if content[0] != 4 else 5
     content.tofile(folder / "valid.bin")
-    again = prepare(folder, tmp_path / "out", "language-model")
+    again = prepare(folder, tmp_path / "out", "text")
     assert (again.changes["valid"], again.changes["train"]) == ("input changed", "reused")
     assert rows(again, "valid", "text") != before
 
@@ -193,7 +193,7 @@ def test_statistics_of_a_folder(form: str, tmp_path: Path, capsys: pytest.Captur
     folder = write_pairs(tmp_path / "data", form)
     assert command(["data", "stats", str(folder), "--json", "--languages", "de,en"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["folder"], found["task"]) == (str(folder), "translation")
+    assert (found["folder"], found["sample_kind"]) == (str(folder), "pairs")
     assert found["vocabularies"]["source"]["size"] == 4 + len(words_of(GERMAN))
     target = found["splits"]["train"]["fields"]["target"]
     assert target["tokens"] == sum(len(line.split()) for line in ENGLISH[:16])
@@ -207,9 +207,9 @@ def test_statistics_of_a_folder(form: str, tmp_path: Path, capsys: pytest.Captur
 # ---------------------------------------------------------------------- refusals
 
 
-def refused(folder: Path, message: str, task: str = "language-model", **options: Any) -> None:
+def refused(folder: Path, message: str, sample_kind: str = "text", **options: Any) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        prepare(folder, folder / "out", task, **options)
+        prepare(folder, folder / "out", sample_kind, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -286,15 +286,15 @@ def test_folders_that_lack_something(tmp_path: Path) -> None:
     refused(tmp_path / "none", "there is no such folder")
     refused(folder, "holds no data of a language model, such as train.idx")
     refused(folder, "languages are for translation", languages=("de", "en"))
-    refused(folder, "has no data of de and fr; its pairs are de-en", "translation", languages=("de", "fr"))
-    refused(folder, "not for classification", "classification")
-    refused(write_lines(tmp_path / "lines", "mmap"), "holds no data of two languages", "translation")
+    refused(folder, "has no data of de and fr; its pairs are de-en", "pairs", languages=("de", "fr"))
+    refused(folder, "not samples of the kind labelled", "labelled")
+    refused(write_lines(tmp_path / "lines", "mmap"), "holds no data of two languages", "pairs")
     (folder / "valid.de-en.en.bin").unlink()
-    refused(folder, r"valid\.de-en\.en\.bin: there is no such file", "translation")
+    refused(folder, r"valid\.de-en\.en\.bin: there is no such file", "pairs")
     (folder / "dict.en.txt").unlink()
-    refused(folder, r"dict\.en\.txt: there is no such file; fairseq-preprocess writes it", "translation")
+    refused(folder, r"dict\.en\.txt: there is no such file; fairseq-preprocess writes it", "pairs")
     write_mmap(folder / "train1.de-en.de", [[4, EOS]])
-    refused(folder, "training data in several parts", "translation")
+    refused(folder, "training data in several parts", "pairs")
 
 
 @pytest.mark.parametrize(

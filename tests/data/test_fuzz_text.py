@@ -43,7 +43,7 @@ def test_files_of_any_bytes(tmp_path: Path, capsys, content: bytes, name: str, k
     """They are prepared, or refused by one line; what was prepared can be opened and counted."""
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if packed else content)
-    words = ["--train", path, "--task", "language-model", "--tokenizer", kind, "--vocab-size", "300", "--workers", "1"]
+    words = ["--train", path, "--samples", "text", "--tokenizer", kind, "--vocab-size", "300", "--workers", "1"]
     if called(capsys, "data", "prepare", tmp_path / "out", *words)[0] == 0:
         shown = called(capsys, "data", "stats", tmp_path / "out", "--json")
         assert json.loads(shown[1])["splits"]["train"]["samples"] >= 1
@@ -54,15 +54,13 @@ def test_files_of_any_bytes(tmp_path: Path, capsys, content: bytes, name: str, k
 def test_tables_of_any_json(tmp_path: Path, capsys, rows: list[object]) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    called(
-        capsys, "data", "prepare", tmp_path / "out", "--train", path, "--columns", "text", "--task", "language-model"
-    )
+    called(capsys, "data", "prepare", tmp_path / "out", "--train", path, "--columns", "text", "--samples", "text")
 
 
 def test_numbers_and_depths_without_end(tmp_path: Path, capsys) -> None:
     for content in ("[" * 100_000, '{"a": ' * 5000, '{"text": ' + "9" * 5000 + "}"):
         (tmp_path / "t.jsonl").write_text(content)
-        words = ["--train", tmp_path / "t.jsonl", "--task", "language-model"]
+        words = ["--train", tmp_path / "t.jsonl", "--samples", "text"]
         code, _, err = called(capsys, "data", "prepare", tmp_path / "out", *words)
         assert code == 1
         assert "t.jsonl, line 1: not JSON" in err

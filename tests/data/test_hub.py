@@ -63,7 +63,7 @@ def test_parquet_with_configurations(tmp_path: Path) -> None:
         files = [{"split": "train", "path": f"{name}/train.parquet"}]
         configs.append({"config_name": name, "data_files": files})
     (tmp_path / "set" / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
-    options = {"task": "language-model", "tokenizer": {"kind": "words"}}
+    options = {"sample_kind": "text", "tokenizer": {"kind": "words"}}
     splits = {"train": hub(tmp_path / "set", subset="german", columns=["text"])}
     prepared = prepare_text(TextDataConfig.parse("data", {**options, "splits": splits}), tmp_path / "out")
     store, tokenizer = prepared.store("train", "text"), prepared.tokenizer("text")

@@ -72,7 +72,7 @@ def test_over_long_samples_are_counted(tmp_path: Path, files) -> None:
 
 
 def test_language_model_keeps_empty_lines(tmp_path: Path, files) -> None:
-    options = {"task": "language-model", "splits": {"train": files[0]}, "tokenizer": {"kind": "words"}}
+    options = {"sample_kind": "text", "splits": {"train": files[0]}, "tokenizer": {"kind": "words"}}
     prepared = prepare_text(TextDataConfig.parse("data", options), tmp_path / "a")
     assert texts(prepared, "train", "text") == ENGLISH
     dropped = prepare_text(TextDataConfig.parse("data", {**options, "keep_empty": False}), tmp_path / "b")
@@ -82,7 +82,7 @@ def test_language_model_keeps_empty_lines(tmp_path: Path, files) -> None:
 def test_classification(tmp_path: Path) -> None:
     train = write(tmp_path / "train.tsv", ["pos\tgood", "neg\tbad", "pos\tfine"])
     valid = write(tmp_path / "valid.tsv", ["neg\tawful", "neutral\twell"])
-    options = {"task": "classification", "tokenizer": {"kind": "bytes"}}
+    options = {"sample_kind": "labelled", "tokenizer": {"kind": "bytes"}}
     prepared = prepare_text(TextDataConfig.parse("data", {**options, "splits": {"train": train}}), tmp_path / "o")
     assert [int(prepared.store("train", "label")[i][0]) for i in range(3)] == [1, 0, 1]
     assert prepared.tokenizer("label").size == 2
@@ -96,7 +96,7 @@ def test_processes_keep_the_order(tmp_path: Path, monkeypatch) -> None:
     lines = [f"line {i} " + "x" * (i % 17) for i in range(5000)]
     path = write(tmp_path / "t", lines)
     monkeypatch.setattr(encode, "CHUNK_SAMPLES", 100)
-    options = {"task": "language-model", "splits": {"train": path}, "tokenizer": {"kind": "bpe", "vocab_size": 280}}
+    options = {"sample_kind": "text", "splits": {"train": path}, "tokenizer": {"kind": "bpe", "vocab_size": 280}}
     config = TextDataConfig.parse("data", options)
     parallel = prepare_text(config, tmp_path / "two", workers=2)
     assert texts(parallel, "train", "text") == lines
@@ -184,7 +184,7 @@ def test_an_interrupted_preparation_is_noticed(tmp_path: Path, files) -> None:
         ({"splits": {"valid": "x"}}, "trained on the split `train`"),
         ({"splits": {}}, "splits"),
         ({"splits": {"../x": "x"}}, "letters, digits"),
-        ({"task": "language-model", "target_tokenizer": {"kind": "bytes"}}, "is for translation"),
+        ({"sample_kind": "text", "target_tokenizer": {"kind": "bytes"}}, "is for pairs"),
         ({"tokenizer": {"kind": "bytes", "vocab_size": 9}}, "does not accept vocab_size"),
         ({"max_length": 0}, "max_length"),
         ({"tokeniser": {}}, "did you mean 'tokenizer'"),
@@ -201,8 +201,8 @@ def test_folders_that_hold_something_else(tmp_path: Path, files) -> None:
     with pytest.raises(ValueError, match="no prepared data"):
         open_prepared(tmp_path)
     prepared = prepare_text(translation(files), tmp_path / "out")
-    other = TextDataConfig(task="language-model", splits={"train": TextSource(files=(files[0],))})
-    with pytest.raises(ValueError, match="holds data for translation"):
+    other = TextDataConfig(sample_kind="text", splits={"train": TextSource(files=(files[0],))})
+    with pytest.raises(ValueError, match="holds pairs"):
         prepare_text(other, tmp_path / "out")
     with pytest.raises(ValueError, match="no split 'tain'; did you mean 'train'"):
         prepared.store("tain", "source")
@@ -215,7 +215,7 @@ def test_folders_that_hold_something_else(tmp_path: Path, files) -> None:
 
 def test_statistics(tmp_path: Path) -> None:
     path = write(tmp_path / "t", ["a b a", "", "a <unk>", "c " * 97])
-    options = {"task": "language-model", "splits": {"train": path}, "tokenizer": {"kind": "words", "vocab_size": 6}}
+    options = {"sample_kind": "text", "splits": {"train": path}, "tokenizer": {"kind": "words", "vocab_size": 6}}
     found = text_stats(prepare_text(TextDataConfig.parse("data", options), tmp_path / "out"), most=2)
     side = found["splits"]["train"]["fields"]["text"]
     assert (side["samples"], side["tokens"], side["empty"]) == (4, 102, 1)
@@ -253,7 +253,7 @@ def test_commands(tmp_path: Path, files) -> None:
 
 def test_prepare_from_yaml(tmp_path: Path, files) -> None:
     path = tmp_path / "data.yaml"
-    path.write_text(f"task: language-model\nsplits:\n  train: {files[0]}\ntokenizer:\n  kind: words\n")
+    path.write_text(f"sample_kind: text\nsplits:\n  train: {files[0]}\ntokenizer:\n  kind: words\n")
     made = json.loads(call("prepare", tmp_path / "out", "--config", path, "--tokenizer", "bytes", "--json"))
     assert made["tokenizers"]["tokenizer"]["size"] == 260
     with pytest.raises(ValueError, match="nothing to prepare"):
@@ -303,7 +303,7 @@ def test_data_cannot_act_on_a_terminal(tmp_path: Path, terminal: bool, capsys, m
     hostile = "\x1b[2J\x9b31m\u202egpj.exe\u2028"
     path = tmp_path / "a.txt"
     path.write_text(f"{hostile} {hostile} word\n" * 3)
-    options = {"task": "language-model", "splits": {"train": [str(path)]}, "tokenizer": {"kind": "words"}}
+    options = {"sample_kind": "text", "splits": {"train": [str(path)]}, "tokenizer": {"kind": "words"}}
     prepare_text(TextDataConfig.parse("data", options), tmp_path / "out")
     if terminal:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

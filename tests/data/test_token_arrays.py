@@ -30,8 +30,8 @@ def save(path: Path, **arrays: Any) -> str:
     return str(path)
 
 
-def prepare(folder: Path, files: str | Sequence[str], task: str = "language-model", **options: Any) -> PreparedText:
-    given = {"task": task, "splits": {"train": files}, "tokenizer": IDS, **options}
+def prepare(folder: Path, files: str | Sequence[str], sample_kind: str = "text", **options: Any) -> PreparedText:
+    given = {"sample_kind": sample_kind, "splits": {"train": files}, "tokenizer": IDS, **options}
     return prepare_text(TextDataConfig.parse("data", given), folder)
 
 
@@ -224,13 +224,13 @@ def test_parallel_arrays(tmp_path: Path) -> None:
     table = save(tmp_path / "t.npy", ids=GOOD.reshape(4, 3))
     other = save(tmp_path / "o.npy", ids=GOOD.reshape(3, 4))
     stream = save(tmp_path / "s.npy", ids=GOOD)
-    assert rows(prepare(tmp_path / "out", [table, table], "translation"), "target") == GOOD.reshape(4, 3).tolist()
+    assert rows(prepare(tmp_path / "out", [table, table], "pairs"), "target") == GOOD.reshape(4, 3).tolist()
     with pytest.raises(ValueError, match=r"same number of samples: .*t\.npy has 4, .*o\.npy has 3"):
-        prepare(tmp_path / "out", [table, other], "translation")
+        prepare(tmp_path / "out", [table, other], "pairs")
     with pytest.raises(ValueError, match=r"s\.npy is one long sample"):
-        prepare(tmp_path / "out", [table, stream], "translation")
+        prepare(tmp_path / "out", [table, stream], "pairs")
     with pytest.raises(ValueError, match=r"2 files of token ids are needed \(source, target\); got .*t\.npy"):
-        prepare(tmp_path / "out", [table], "translation")
+        prepare(tmp_path / "out", [table], "pairs")
 
 
 @pytest.mark.parametrize(
@@ -249,4 +249,4 @@ def test_parallel_arrays(tmp_path: Path) -> None:
 )
 def test_wrong_tokenizers(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TextDataConfig.parse("data", {"task": "language-model", "splits": {"train": "a.npy"}, "tokenizer": options})
+        TextDataConfig.parse("data", {"sample_kind": "text", "splits": {"train": "a.npy"}, "tokenizer": options})

@@ -354,7 +354,7 @@ assert tokenizer.encode("a b") == [4, 5], tokenizer.encode("a b")
 tokenizer.save(folder / "saved")
 assert load_tokenizer(folder / "saved").encode("a b") == [4, 5]
 (folder / "train.txt").write_text("a b b")
-options = {"task": "language-model", "splits": {"train": ["train.txt"]}, "tokenizer": {"kind": "backwards"}}
+options = {"sample_kind": "text", "splits": {"train": ["train.txt"]}, "tokenizer": {"kind": "backwards"}}
 prepared = prepare_text(TextDataConfig.parse("data", options), folder / "out")
 assert prepared.store("train", "text")[0].tolist() == [4, 4, 5]
 """

@@ -40,8 +40,9 @@ def prepare(
         Path | None,
         typer.Option(help="A YAML file with these settings. Options here replace those of the file."),
     ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="What the data is for: translation (default), language-model or classification.")
+    samples: Annotated[
+        str | None,
+        typer.Option(help="What a sample is: pairs (of languages, the default), text, or labelled (label and text)."),
     ] = None,
     train: TrainFiles = None,
     valid: ValidFiles = None,
@@ -84,7 +85,7 @@ def prepare(
     Examples:
     subquad data prepare DATA --train train.en.gz --train train.de.gz --valid val.en.gz --valid val.de.gz
     subquad data prepare DATA --train pairs.tsv --columns en,de --tokenizer bpe --vocab-size 8000
-    subquad data prepare DATA --task language-model --train train.txt --valid valid.txt --tokenizer words
+    subquad data prepare DATA --samples text --train train.txt --valid valid.txt --tokenizer words
     """
     from subquad.data.text.prepare import TextDataConfig, prepare_text
     from subquad.files import read_yaml
@@ -97,7 +98,7 @@ def prepare(
     given["tokenizer"] = {**given.get("tokenizer", {}), **chosen}
     if separate:
         given["target_tokenizer"] = {**given["tokenizer"], **given.get("target_tokenizer", {})}
-    given.update(_given(task=task, max_length=max_length, keep_empty=keep_empty))
+    given.update(_given(sample_kind=samples, max_length=max_length, keep_empty=keep_empty))
     if not given["splits"]:
         raise ValueError("nothing to prepare: give files with --train, --valid and --test, or a --config")
     with Progress() as progress:
@@ -129,17 +130,17 @@ def stats(
     """
     from tempfile import TemporaryDirectory
 
-    from subquad.data.fairseq.folder import FairseqFolder, fairseq_task
+    from subquad.data.fairseq.folder import FairseqFolder, fairseq_sample_kind
     from subquad.data.text.prepare import prepare_text
     from subquad.data.text.stats import text_stats
     from subquad.data.text.store import open_prepared
     from subquad.files import wrap_corrupt_data_errors
 
     with TemporaryDirectory() as scratch, wrap_corrupt_data_errors(f"the data in {folder}"):
-        if (task := fairseq_task(folder)) is not None:
+        if (kind := fairseq_sample_kind(folder)) is not None:
             pair = languages.split(",") if languages is not None else None
             found = FairseqFolder.parse("data", {"path": str(folder), "languages": pair})
-            prepared = prepare_text(found.text_config(task), scratch)
+            prepared = prepare_text(found.text_config(kind), scratch)
         else:
             prepared = open_prepared(folder)
         prepared.verify()

@@ -32,7 +32,7 @@ class LanguageModelData(TextData):
     blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut into samples")
 
     task = "language-model"
-    prepared_as = "language-model"
+    sample_kind = "text"
     embedded_kind = "text"
 
 

@@ -42,7 +42,7 @@ class MaskedLanguageModelData(TextData):
     masking: MaskOptions = Field(default_factory=MaskOptions, description="which tokens the model has to find")
 
     task = "masked-language-model"
-    prepared_as = "language-model"
+    sample_kind = "text"
     embedded_kind = "text"
 
 

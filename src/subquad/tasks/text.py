@@ -47,8 +47,8 @@ class TextData(DataConfig):
 
     task: ClassVar[str]
     """The task that reads it."""
-    prepared_as: ClassVar[str]
-    """The task that `prepare_text` prepares it for: what a sample is."""
+    sample_kind: ClassVar[str]
+    """What a sample is: see `TextDataConfig`."""
     embedded_kind: ClassVar[str]
     """What an embedded set must hold."""
 
@@ -88,7 +88,7 @@ class TextData(DataConfig):
     def check_first_sample(self, split: str) -> None:
         source = self.splits.get(split)
         if source is not None and not source.is_ids:
-            next(read_samples(source, FIELDS[self.prepared_as]))
+            next(read_samples(source, FIELDS[self.sample_kind]))
 
     def is_available(self, cache: Path) -> bool:
         return self.folder is not None or cache.exists()
@@ -104,7 +104,7 @@ class TextData(DataConfig):
             return [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
         check_split(split, self.splits)
         source = self.splits[split]
-        return None if source.is_ids else list(read_samples(source, FIELDS[self.prepared_as]))
+        return None if source.is_ids else list(read_samples(source, FIELDS[self.sample_kind]))
 
     def prepare(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
         """The text as tokens. cache: where they are written if they are not prepared yet."""
@@ -114,23 +114,23 @@ class TextData(DataConfig):
                 prepared.verify()
             return prepared
         if self.fairseq is not None:
-            return prepare_text(self.fairseq.text_config(self.prepared_as, self.max_length), cache, report=report)
+            return prepare_text(self.fairseq.text_config(self.sample_kind, self.max_length), cache, report=report)
         splits = dict(self.splits)
         if self.embedded is not None:
             found = self._load_embedded()
             cache.mkdir(parents=True, exist_ok=True)
             files = {split: _write_split(cache, split, found.split(split), found.kind) for split in SPLITS}
             splits = TextDataConfig.parse(
-                "data", {"task": self.prepared_as, "splits": {split: str(path) for split, path in files.items()}}
+                "data", {"sample_kind": self.sample_kind, "splits": {split: str(path) for split, path in files.items()}}
             ).splits
-        options = {"task": self.prepared_as, "splits": splits, "max_length": self.max_length}
+        options = {"sample_kind": self.sample_kind, "splits": splits, "max_length": self.max_length}
         return prepare_text(TextDataConfig.parse("data", options | self.tokenizer_configs()), cache, report=report)
 
     def prepare_for_training(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
         """The same; data of another task, or without the splits that training needs, is refused."""
         data = self.prepare(cache, report)
-        if data.task != self.prepared_as:
-            raise ValueError(f"{data.folder} was prepared for {data.task}, the recipe is for {self.task}")
+        if data.sample_kind != self.sample_kind:
+            raise ValueError(f"{data.folder} holds {data.sample_kind}, but task {self.task} needs {self.sample_kind}")
         for split in ("train", "valid"):
             if split not in data.splits:
                 raise ValueError(f"{data.folder} has no split {split!r}{nearest(split, data.splits)}")

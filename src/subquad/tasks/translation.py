@@ -38,7 +38,7 @@ class TranslationData(TextData):
     target_tokenizer: TokenizerConfig | None = Field(None, description="one of its own for the target; null: shared")
 
     task = "translation"
-    prepared_as = "translation"
+    sample_kind = "pairs"
     embedded_kind = "pairs"
 
     def tokenizer_configs(self) -> dict[str, TokenizerConfig]:

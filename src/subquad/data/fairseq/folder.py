@@ -40,15 +40,15 @@ class FairseqFolder(Options):
     def _from_path(cls, given: Any) -> Any:
         return {"path": str(given)} if isinstance(given, str | Path) else given
 
-    def text_config(self, task: str, max_length: int | None = None) -> TextDataConfig:
+    def text_config(self, sample_kind: str, max_length: int | None = None) -> TextDataConfig:
         """Returns the config that prepares all splits of the folder with its dictionaries."""
         folder = Path(self.path)
         if not folder.is_dir():
             raise ValueError(f"{folder}: there is no such folder")
-        if task not in ("translation", "language-model"):
-            raise ValueError(f"{folder}: data of fairseq is for translation and language modelling, not for {task}")
+        if sample_kind not in ("pairs", "text"):
+            raise ValueError(f"{folder}: data of fairseq holds pairs or text, not samples of the kind {sample_kind}")
         names = _index_names(folder)
-        languages, splits = self._translation_files(names) if task == "translation" else self._text_files(names)
+        languages, splits = self._pair_files(names) if sample_kind == "pairs" else self._text_files(names)
         if "train1" in splits:
             raise ValueError(
                 f"{folder} has its training data in several parts (train, train1, ...), but only one can be read"
@@ -57,7 +57,7 @@ class FairseqFolder(Options):
             self._tokenizer(folder / (f"dict.{language}.txt" if language else "dict.txt")) for language in languages
         ]
         options = {
-            "task": task,
+            "sample_kind": sample_kind,
             "splits": {split: [str(folder / file) for file in files] for split, files in splits.items()},
             "tokenizer": tokenizers[0],
             "target_tokenizer": tokenizers[1] if len(tokenizers) > 1 else None,
@@ -80,7 +80,7 @@ class FairseqFolder(Options):
             raise ValueError(f"{self.path} holds no data of a language model, such as train{INDEX}")
         return ("",), splits
 
-    def _translation_files(self, names: Iterable[re.Match[str]]) -> tuple[Pair, dict[str, list[str]]]:
+    def _pair_files(self, names: Iterable[re.Match[str]]) -> tuple[Pair, dict[str, list[str]]]:
         """Returns source and target language, and the two files of each split."""
         pairs: dict[Pair, set[str]] = {}
         for found in names:
@@ -103,12 +103,12 @@ class FairseqFolder(Options):
         return (source, target), files
 
 
-def fairseq_task(folder: Path) -> str | None:
-    """Returns the task whose data a folder holds, or None if fairseq-preprocess did not write it."""
+def fairseq_sample_kind(folder: Path) -> str | None:
+    """Returns the kind of the samples that a folder holds, or None if fairseq-preprocess did not write it."""
     names = _index_names(folder)
     if not names:
         return None
-    return "translation" if any(found["language"] for found in names) else "language-model"
+    return "pairs" if any(found["language"] for found in names) else "text"
 
 
 def _index_names(folder: Path) -> list[re.Match[str]]:

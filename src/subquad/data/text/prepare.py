@@ -38,7 +38,7 @@ from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer,
 from subquad.data.tokenizers.simple import LabelTokenizer
 from subquad.files import digest, write_metadata
 
-Task = Literal["translation", "language-model", "classification"]
+SampleKind = Literal["pairs", "text", "labelled"]
 SMALL_INPUT = 16 << 20  # bytes below which starting processes costs more time than it saves
 REUSED = "reused"
 
@@ -46,26 +46,26 @@ REUSED = "reused"
 class TextDataConfig(Options):
     """What to prepare: the files of each split, the tokenizers, and which samples are skipped."""
 
-    task: Task = Field(
-        "translation",
-        description="The task decides what a sample is: source and target, text alone, or label and text.",
+    sample_kind: SampleKind = Field(
+        "pairs",
+        description="What a sample is: pairs (source and target), text (text alone), or labelled (label and text).",
     )
     splits: dict[str, TextSource] = Field(
         min_length=1, description="The files of each split. Tokenizers are trained on the split `train`."
     )
     tokenizer: TokenizerConfig = Field(
-        default_factory=TokenizerConfig, description="The tokenizer of the text, of both languages in translation."
+        default_factory=TokenizerConfig, description="The tokenizer of the text, of both languages of pairs."
     )
     target_tokenizer: TokenizerConfig | None = Field(
         None,
-        description="For translation: a separate tokenizer for the target. With null both languages share one, which "
+        description="For pairs: a separate tokenizer for the target. With null both languages share one, which "
         "is trained on both.",
     )
     max_length: int | None = Field(
         None, ge=1, description="Samples with more tokens than this in a field are skipped and counted."
     )
     keep_empty: bool | None = Field(
-        None, description="Whether samples with an empty field are kept. By default only language models keep them."
+        None, description="Whether samples with an empty field are kept. By default only samples of text alone are."
     )
 
     @field_validator("splits")
@@ -77,8 +77,8 @@ class TextDataConfig(Options):
         return splits
 
     def check(self) -> None:
-        if self.target_tokenizer is not None and self.task != "translation":
-            raise ValueError(f"target_tokenizer is for translation; {self.task} has one tokenizer")
+        if self.target_tokenizer is not None and self.sample_kind != "pairs":
+            raise ValueError(f"target_tokenizer is for pairs; samples of kind {self.sample_kind} have one tokenizer")
         for config in (self.tokenizer, self.target_tokenizer):
             if config is not None and config.needs_text and "train" not in self.splits:
                 raise ValueError(f"tokenizer {config.kind} is trained on the split `train`, which is missing")
@@ -87,21 +87,21 @@ class TextDataConfig(Options):
                     f"tokenizer {config.kind} is trained on text, but `train` holds token ids: give the tokenizer that "
                     "made them (kind file, sentencepiece, saved, ...), or kind ids and vocab_size"
                 )
-        if self.task == "classification" and "train" not in self.splits:
+        if self.sample_kind == "labelled" and "train" not in self.splits:
             raise ValueError("the classes are those of the split `train`, which is missing")
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return FIELDS[self.task]
+        return FIELDS[self.sample_kind]
 
     @property
     def rules(self) -> SkipRules:
-        keep = self.task == "language-model" if self.keep_empty is None else self.keep_empty
+        keep = self.sample_kind == "text" if self.keep_empty is None else self.keep_empty
         return SkipRules(keep, self.max_length)
 
     def vocabularies(self) -> dict[str, tuple[tuple[str, ...], TokenizerConfig | None]]:
         """Returns by the name of a tokenizer's folder the fields that it is for, and its config (labels have none)."""
-        if self.task == "classification":
+        if self.sample_kind == "labelled":
             return {"labels": (("label",), None), "tokenizer": (("text",), self.tokenizer)}
         if self.target_tokenizer is None:
             return {"tokenizer": (self.fields, self.tokenizer)}
@@ -164,10 +164,10 @@ class _Preparation:
             self.before: Mapping[str, Any] = open_prepared(folder).description
         except ValueError:
             self.before = {}  # there is nothing, or nothing that can be used
-        if self.before.get("task", config.task) != config.task:
-            raise ValueError(f"{folder} holds data for {self.before['task']}; prepare {config.task} in another folder")
+        if (kind := self.before.get("sample_kind", config.sample_kind)) != config.sample_kind:
+            raise ValueError(f"{folder} holds {kind}; prepare {config.sample_kind} in another folder")
         self.changes: dict[str, str] = {}
-        self.description: dict[str, Any] = {"format": DESCRIPTION_FORMAT, "task": config.task}
+        self.description: dict[str, Any] = {"format": DESCRIPTION_FORMAT, "sample_kind": config.sample_kind}
 
     def run(self) -> PreparedText:
         remove_temporary_files(self.folder)

@@ -27,7 +27,8 @@ def text_stats(prepared: PreparedText, most: int = 10) -> dict[str, Any]:
             },
         }
     vocabularies = {name: {"kind": tokenizer.kind, "size": tokenizer.size} for name, tokenizer in tokenizers.items()}
-    return {"folder": str(prepared.folder), "task": prepared.task, "vocabularies": vocabularies, "splits": splits}
+    facts = {"folder": str(prepared.folder), "sample_kind": prepared.sample_kind}
+    return facts | {"vocabularies": vocabularies, "splits": splits}
 
 
 def store_stats(store: TokenStore, tokenizer: Tokenizer, most: int = 10) -> dict[str, Any]:

@@ -30,14 +30,14 @@ BUFFERED_TOKENS = 1 << 20
 TEMPORARY = re.compile(r"\..+\.(\d+)")
 """Matches .NAME.PROCESS, the name of a file that is being written."""
 
-DESCRIPTION, DESCRIPTION_FORMAT = "data.json", 2
-ENTRIES = ("task", "fields", "splits", "tokenizers", CHECKSUM)
+DESCRIPTION, DESCRIPTION_FORMAT = "data.json", 3
+ENTRIES = ("sample_kind", "fields", "splits", "tokenizers", CHECKSUM)
 FIELDS: dict[str, tuple[str, ...]] = {
-    "translation": ("source", "target"),
-    "language-model": ("text",),
-    "classification": ("label", "text"),
+    "pairs": ("source", "target"),
+    "text": ("text",),
+    "labelled": ("label", "text"),
 }
-"""The fields of a sample of each task."""
+"""The fields of each kind of sample."""
 
 
 def dtype_for(size: int) -> str:
@@ -190,11 +190,6 @@ def remove_store(path: str | Path) -> None:
 # ---------------------------------------------------------------------- the folder of prepared text
 
 
-def prepared_for(task: str) -> str:
-    """Returns the task that text is prepared for: masked language models read the data of language models."""
-    return "language-model" if task == "masked-language-model" else task
-
-
 @dataclass(frozen=True)
 class PreparedText:
     """A folder of prepared text: a token store for each split and field, and the tokenizers.
@@ -207,12 +202,12 @@ class PreparedText:
     changes: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def task(self) -> str:
-        return self.description["task"]
+    def sample_kind(self) -> str:
+        return self.description["sample_kind"]
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return FIELDS[self.task]
+        return FIELDS[self.sample_kind]
 
     @property
     def splits(self) -> tuple[str, ...]:

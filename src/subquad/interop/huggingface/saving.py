@@ -24,16 +24,12 @@ LONG_SOURCE = 512
 def save_huggingface(run: LoadedRun, out: Path) -> None:
     """Writes a folder that `from_pretrained` and `pipeline` can read."""
     save = {
-        "translation": _save_translator,
-        "language-model": _save_language_model,
-        "image-classification": _save_classifier,
-    }
-    if run.recipe.task not in save:
-        raise ValueError(
-            f"the task {run.recipe.task} cannot be exported to Hugging Face's format; use --to onnx or --to torch"
-        )
+        SubquadForSeq2SeqLM: _save_translator,
+        SubquadForCausalLM: _save_language_model,
+        SubquadForImageClassification: _save_classifier,
+    }[_wrapper_class(run.model)]
     out.mkdir(parents=True, exist_ok=True)
-    wrapped = save[run.recipe.task](run, out)
+    wrapped = save(run, out)
     wrapped.config.aux_weight = run.recipe.train.aux_weight
     (out / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"), encoding="utf-8")
     wrapped.save_pretrained(out)
@@ -41,17 +37,23 @@ def save_huggingface(run: LoadedRun, out: Path) -> None:
 
 def wrap(model: Model, **config: Any) -> SubquadModel:
     """Returns a copy of a model in the format of Hugging Face, in eval mode. config: see SubquadConfig."""
-    classes = (SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadForImageClassification)
-    fitting = next((one for one in classes if model.config.kind in one.kinds), None)
-    if fitting is None:
-        raise ValueError(f"models of kind {model.config.kind} cannot be exported to Hugging Face's format")
-    wrapped = fitting(SubquadConfig(subquad=model.config.model_dump(mode="json"), **config))
+    wrapped = _wrapper_class(model)(SubquadConfig(subquad=model.config.model_dump(mode="json"), **config))
     wrapped.model.load_state_dict(model.state_dict())
     if isinstance(wrapped, SubquadGenerator):
         special = {name: number for name, number in config.items() if name.endswith("_token_id")}
         padding = [config["pad_token_id"]] if "pad_token_id" in config else None
         wrapped.generation_config = GenerationConfig(**special, suppress_tokens=padding)  # padding is never generated
     return wrapped.eval()
+
+
+def _wrapper_class(model: Model) -> type[SubquadModel]:
+    """The class for a model's kind."""
+    for one in (SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadForImageClassification):
+        if model.config.kind in one.kinds:
+            return one
+    raise ValueError(
+        f"models of kind {model.config.kind} cannot be exported to Hugging Face's format; use --to onnx or --to torch"
+    )
 
 
 # ---------------------------------------------------------------------- tasks
