@@ -197,12 +197,14 @@ def _raw_lines(path: str | Path, counter: ReadCounter | None, max_bytes: int) ->
             while line := file.readline(max_bytes + 1):  # no more of a longer line is read, or unpacked
                 number += 1
                 if len(line) > max_bytes:
-                    raise ValueError(
-                        f"{path}, line {number}: longer than {max_bytes:,} bytes; split it, or raise max_line_bytes"
-                    )
+                    raise ValueError(_too_long(path, number, max_bytes))
                 yield line
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _too_long(path: str | Path, number: int, max_bytes: int) -> str:
+    return f"{path}, line {number}: longer than {max_bytes:,} bytes; split it, or raise max_line_bytes"
 
 
 @contextmanager
@@ -314,11 +316,23 @@ def _tsv_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple
 
 
 def _csv_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
-    path = source.files[0]
-    csv.field_size_limit(source.max_line_bytes)  # a field in quotes may have many lines
-    reader = csv.reader((line + "\n" for line in read_lines(path, counter, source.max_line_bytes)), strict=True)
+    path, most, row_bytes = source.files[0], source.max_line_bytes, 0
+
+    def lines() -> Iterator[str]:
+        """The lines of the file. A field in quotes may have many of them, so the limit is also one of a whole row."""
+        nonlocal row_bytes
+        for line in read_lines(path, counter, most):
+            row_bytes += len(line) + 1
+            if row_bytes > most + 1:
+                raise ValueError(_too_long(path, reader.line_num + 1, most))
+            yield line + "\n"
+
+    # The limit of a field is one of the whole process, and other packages read tables too: it is only ever raised.
+    csv.field_size_limit(max(csv.field_size_limit(), most + 1))
+    reader = csv.reader(lines(), strict=True)
     try:
         for row in reader:
+            row_bytes = 0
             yield f"{path}, line {reader.line_num}", row
     except csv.Error as error:
         raise ValueError(f"{path}, line {reader.line_num}: not CSV, {error}") from None
