@@ -400,10 +400,10 @@ def test_average_of_epochs_updates_and_names(pairs: Path, capsys: pytest.Capture
         ([], "say which checkpoints to average"),
         (["--epochs", "1", "--updates", "1"], "say which checkpoints to average"),
         (["--epochs", "9"], "holds 3 checkpoints at the end of an epoch, fewer than the 9 asked for"),
-        (["update-000000001", "--up-to", "3"], "--up-to goes with"),
+        (["update-000000001", "--up-to", "3"], "a last epoch or update goes with"),
         (["nothing"], "has no checkpoint 'nothing'"),
         (["--epochs", "1", "--name", "update-7"], "would be taken for a checkpoint of training"),
-        (["--epochs", "1", "--name", "a/b"], "a name is needed, not a path"),
+        (["--epochs", "1", "--name", "a/b"], "where the name of the result is needed"),
     ],
 )
 def test_averages_that_cannot_be(

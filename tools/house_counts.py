@@ -6,14 +6,16 @@
 A tiny translation model is trained from text files, twice, and the second training is traced. A file counts if one of
 its functions is on the call stack when torch computes something, a text file is opened, or a file that was written gets
 its name: a reader who follows a batch from the command to these places reads these files. Files of the model itself
-(kernels, mixers, nn, models) are counted apart.
+(kernels, mixers, nn, models) are counted apart. The files for a task, or for a section of the report, are its own and
+those that import it.
 """
 
 import argparse
+import ast
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from types import FrameType
@@ -23,6 +25,7 @@ import yaml
 from torch.overrides import TorchFunctionMode
 
 import subquad
+from subquad.tasks import available_tasks, task_class
 from tools.markdown import fill_between, markdown_table
 
 PACKAGE = Path(subquad.__file__).parent
@@ -133,6 +136,28 @@ def crowded_folders() -> dict[str, int]:
     return {name: count for name, count in counts.items() if count > LIMIT and name not in ONE_FILE_EACH}
 
 
+def most_files_of_one(modules: Iterable[str]) -> int:
+    """How many files know about one of some modules, itself included: at most so many are touched for another one."""
+    imports: dict[Path, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        imports[path] = {
+            f"{node.module}.{name.name}" if isinstance(node, ast.ImportFrom) else name.name
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in node.names
+        }
+    return max(
+        1 + sum(any(name == module or name.startswith(f"{module}.") for name in found) for found in imports.values())
+        for module in modules
+    )
+
+
+def section_modules() -> list[str]:
+    folder = PACKAGE / "compare" / "report" / "sections"
+    return [f"subquad.compare.report.sections.{path.stem}" for path in folder.glob("[a-z]*.py")]
+
+
 def house_table() -> str:
     """The counts as a table."""
     with tempfile.TemporaryDirectory() as folder:
@@ -145,6 +170,8 @@ def house_table() -> str:
         ["files from text to checkpoint", f"{len(trace.files - model)}", f"{BEFORE['batch']}"],
         ["files of the model on the way", f"{len(model)}", f"{BEFORE['model']}"],
         ["classes that carry a loss", ", ".join(sorted(trace.carriers)), ""],
+        ["files for a task", f"{most_files_of_one(task_class(name).__module__ for name in available_tasks())}", ""],
+        ["files for a section of the report", f"{most_files_of_one(section_modules())}", ""],
         [f"folders with more than {LIMIT} files", crowded or "none", ""],
         ["files in src", f"{len(paths)}", f"{BEFORE['files']}"],
         ["lines in src, in thousands", f"{lines / 1000:.0f}", f"{BEFORE['lines'] / 1000:.0f}"],

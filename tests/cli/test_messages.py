@@ -88,7 +88,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("generate input.txt", ("input.txt is no run: it is a file",)),
     ("average nowhere --updates 2", ("nowhere is no run: there is none",)),
     ("average run --updates 2 --epochs 1", ("say which checkpoints to average, in one way",)),
-    ("evaluate run", ("the data has no split 'test'. It has train, valid; --split chooses.",)),
+    ("evaluate run", ("the data has no split 'test'. It has train, valid.",)),
     ("evaluate run --split valid --against nowhere", ("there is no run nowhere to compare with",)),
     (
         "evaluate run --split valid --against pairs.json",
@@ -111,7 +111,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("import my.yaml --out new", ("my.yaml", "torch.save did not write it")),
     ("bench --out empty", ("--out empty: this is a folder, and the name of a file is needed",)),
     ("info zzzz", ("no mechanism or preset is called 'zzzz'. `subquad info` lists them.",)),
-    ("compare my.yaml", ("say what to compare: --mixers",)),
+    ("compare my.yaml", ("say what to compare: mechanisms",)),
     ("compare my.yaml --mixers softmax,eva --seeds 0 --out new", ("give how many (3), or which (1,2,3)",)),
 ]
 

@@ -151,7 +151,7 @@ def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFi
         (["--mixers", ""], "say what to compare"),
         (["--lengths", "16,many"], "'many' is not a whole number"),
         (["--lengths", "128"], "a batch of 64 tokens holds no sequence of 128"),
-        (["--merge", "--baseline", "lara"], "there is no such mechanism here; there are softmax, eva, linformer"),
+        (["--merge", "--baseline", "lara"], "is none of the mechanisms that are compared: softmax, eva, linformer"),
     ],
 )
 def test_other_comparisons_and_mistakes_are_refused(

@@ -22,8 +22,8 @@ from subquad.compare.report.assemble import assemble
 from subquad.compare.report.schema import Result
 from subquad.compare.trials import Trials
 from subquad.compare.variants import add_finished_runs, build_variants
-from subquad.config import nearest
 from subquad.tasks import Task
+from subquad.tasks.base import check_split
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task
 
@@ -65,7 +65,7 @@ class Comparison:
         trials once more."""
         if baseline not in plan.labels:
             labels = ", ".join(plan.labels)
-            raise ValueError(f"--baseline {baseline}: there is no such mechanism here; there are {labels}")
+            raise ValueError(f"the baseline {baseline!r} is none of the mechanisms that are compared: {labels}")
         self.out, self.plan, self.baseline, self.retry = out, plan, baseline, retry
         self.trials = Trials(out, plan)
         self.context = Context(out, plan, self.trials, baseline, max_seconds)
@@ -104,7 +104,7 @@ class Comparison:
         retry           try trials that failed once more
         """
         if not mixers and not runs:
-            raise ValueError("say what to compare: --mixers lightconv,eva, or finished runs with --run")
+            raise ValueError("say what to compare: mechanisms, such as lightconv,eva, or finished runs")
         variants = build_variants(recipe, mixers, options or {}, baseline) if mixers else []
         variants, finished_runs = add_finished_runs(recipe, variants, runs)
         task = _prepare_data(recipe, out)
@@ -202,8 +202,5 @@ def _choose_split(task: Task, wanted: str | None) -> str:
     """The split to evaluate on: the one that is wanted, or `test`, or `valid`; one that is not there is refused."""
     known = task.split_names
     split = wanted or ("test" if "test" in known else "valid")
-    if split not in known:
-        raise ValueError(
-            f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}; --split chooses."
-        )
+    check_split(split, known)
     return split

@@ -314,6 +314,4 @@ def load_embedded(name: str, options: Mapping[str, Any], kind: str, task: str) -
 
 def check_split(split: str, known: Mapping[str, Any] | Sequence[str]) -> None:
     if split not in known:
-        raise ValueError(
-            f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}; --split chooses."
-        )
+        raise ValueError(f"the data has no split {split!r}{nearest(split, known)} It has {', '.join(known)}.")

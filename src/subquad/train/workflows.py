@@ -114,11 +114,11 @@ def average_checkpoints(
     epoch, or in all, none of them after the epoch or update `up_to`.
     """
     if sum(bool(given) for given in (checkpoints, epochs, updates)) != 1:
-        raise ValueError("say which checkpoints to average, in one way: their names, --epochs N or --updates N")
+        raise ValueError("say which checkpoints to average, in one way: by their names, or how many epochs or updates")
     if up_to is not None and checkpoints:
-        raise ValueError("--up-to goes with --epochs or --updates, not with names")
+        raise ValueError("a last epoch or update goes with a number of epochs or updates, not with names")
     if "/" in name or not name:
-        raise ValueError(f"--name {name!r}: a name is needed, not a path; the result is RUN/checkpoints/NAME")
+        raise ValueError(f"{name!r} is a path, where the name of the result is needed: it will be RUN/checkpoints/NAME")
     check_run(run)
     folder = stored.checkpoint_folder(run)
     if checkpoints:
