@@ -1,7 +1,8 @@
 """The conclusions in words, made from the numbers and never beyond what they show.
 
 A difference in quality is claimed where it is significant, a difference in time where the quartiles of the repeats do
-not overlap; everything else is called undecided, with its interval. Costs are stated at one measured length.
+not overlap; everything else is called undecided, with its interval. One seed says nothing about mechanisms, only about
+the runs that were made with it. Costs are stated at one measured length.
 """
 
 from collections.abc import Sequence
@@ -106,12 +107,20 @@ def _nothing_learned(result: Result) -> str | None:
 
 def _clause(result: Result, found: Difference, comparisons: int) -> str:
     metric = result.metric
+    if found.interval == "samples":
+        return f"; {_in_this_run(result, found)}."
     if not found.significant and found.excludes_zero and comparisons > 1:
         return f"; its difference in {metric.name} is not significant once corrected for {comparisons} comparisons."
     if not found.significant:
         return f", with no significant difference in {metric.name}."
     word = "worse" if _worse(result, found) else "better"
     return f" and is {word} by {format_metric(metric, abs(found.mean))} {metric.name}."
+
+
+def _in_this_run(result: Result, found: Difference) -> str:
+    metric = result.metric
+    word = "higher" if found.mean > 0 else "lower"
+    return f"in this run, with one seed, its {metric.name} is {format_metric(metric, abs(found.mean))} {word}"
 
 
 def _detail(result: Result, found: Difference) -> str:
@@ -123,13 +132,22 @@ def _headline_of_quality(result: Result, found: dict[str, Difference]) -> Findin
     name, base = result.metric.name, result.baseline
     if not found:
         return Finding("headline", f"Nothing can be concluded yet: no mechanism was compared with {base}.")
-    better = [label for label, item in found.items() if item.significant and not _worse(result, item)]
+    if all(item.interval == "samples" for item in found.values()):
+        label = (max if result.metric.better == "higher" else min)(found, key=lambda one: found[one].mean)
+        text = f"One seed says nothing about mechanisms. Of those compared with {base}, {label} came out best: "
+        return Finding("headline", f"{text}{_in_this_run(result, found[label])}.", _detail(result, found[label]))
+    better = [label for label, item in found.items() if _is_claimed(item) and not _worse(result, item)]
     if not better:
         text = f"No mechanism is significantly better than {base} in {name}; costs by length were not measured."
         return Finding("headline", text)
     label = max(better, key=lambda item: abs(found[item].mean))
     text = f"{label} is better than {base} by {format_metric(result.metric, abs(found[label].mean))} {name}."
     return Finding("headline", text, _detail(result, found[label]))
+
+
+def _is_claimed(found: Difference) -> bool:
+    """Whether seeds show a difference between mechanisms; samples of one run show one between two runs."""
+    return found.significant and found.interval == "seeds"
 
 
 def _worse(result: Result, found: Difference) -> bool:
@@ -149,12 +167,16 @@ def _quality(result: Result) -> list[str]:
     against = (
         f"{result.baseline} ({format_metric(metric, base.mean)} {metric.name}, {format_seeds(base.seeds)}{samples})"
     )
-    significant = [label for label, item in found.items() if item.significant]
+    significant = [label for label, item in found.items() if _is_claimed(item)]
+    single = [label for label, item in found.items() if item.interval == "samples"]
     worse = [label for label in significant if _worse(result, found[label])]
     groups = {
         f"Significantly better than {against}": [label for label in significant if label not in worse],
         f"Significantly worse than {against}": worse,
-        f"Not significantly different from {against}": [label for label in found if label not in significant],
+        f"Not significantly different from {against}": [
+            label for label in found if label not in significant and label not in single
+        ],
+        f"In this run, against {against}": single,
     }
     texts = []
     for words, labels in groups.items():
