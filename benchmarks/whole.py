@@ -73,7 +73,7 @@ LISTED = [
     Subject("causal lightconv", "lightconv", {"kernel_size": 31, **CAUSAL}, 1.2),
     Subject("causal dynamicconv", "dynamicconv", {"kernel_size": 31, **CAUSAL}, 1.2),
     Subject("primal", "primal", {"rank": 30}, 1.2),
-    Subject("linformer", "linformer", {"slots": 64}, 1.2),
+    Subject("linformer", "linformer", {"proj_k": 64}, 1.2),
     Subject("scatterbrain", "scatterbrain", {"window": 64, "features": 64}, short=False, projections=False),
     Subject("ra", "ra", short=False, linear=False, longest=4096, projections=False),
 ]

@@ -35,7 +35,7 @@ FITTING: dict[str, dict[str, Any]] = {
     "eva": {"window": 2, "landmarks": 4},
     "lara": {"landmarks": 4},
     "lightconv": {"kernel_size": 7},
-    "linformer": {"slots": 8},
+    "linformer": {"proj_k": 8},
     "local": {"window": 2},
     "scatterbrain": {"window": 2},
 }

@@ -21,7 +21,7 @@ MIXERS: dict[str, dict[str, Any]] = {
     "performer": {"name": "performer", "features": 64},
     "local": {"name": "local", "window": 7, "relative": "table", "dims": 2},
     "eva": {"name": "eva", "window": 7, "landmarks": 49, "relative": "table", "dims": 2},
-    "lara": {"name": "lara", "landmarks": 49, "proposal": "pool", "mixing": "keys", "alpha": 2.0},
+    "lara": {"name": "lara", "landmarks": 49, "proposal": "pool", "landmark_mixing": "keys", "alpha": 2.0},
 }
 PYRAMIDS = {
     "nano": ([32, 64, 160, 256], [2, 2, 2, 2], [8, 8, 4, 4]),
@@ -43,7 +43,7 @@ def vision_model(key: str) -> Model:
     doubled = name.endswith("2")  # such names have twice the heads
     dims, depths, ratios = PYRAMIDS[name.removeprefix("pvt_").removesuffix("2")]
     heads = [number * (2 if doubled else 1) for number in (1, 2, 5, 8)]
-    mixer = MIXERS[mechanism] | ({"pool_map": "dense"} if mechanism == "lara" else {})
+    mixer = MIXERS[mechanism] | ({"pool_proj": "dense"} if mechanism == "lara" else {})
     base = preset("pvt_v2_b3")["stages"]
     stages = [
         {

@@ -16,7 +16,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lara": {"landmarks": 4},
     "local": {"window": 4},
     "scatterbrain": {"window": 4, "features": 4},
-    "linformer": {"slots": 4, "max_length": 256},
+    "linformer": {"proj_k": 4, "max_length": 256},
     "primal": {"rank": 4, "rank_multiple": 2},
 }
 """Options that make a mechanism small; those without have none."""

@@ -75,8 +75,8 @@ def test_models_differ_in_what_a_study_varies(parts) -> None:
     def options(name: str, stack: str, option: str) -> dict:
         return {point.mechanism: point.config[stack].get(option) for point in points_of(parts[name])}
 
-    assert options("linformer", "encoder", "slots") == {"vanilla": None, "k = 32": 32, "k = 64": 64, "k = 128": 128}
-    assert options("linformer", "decoder.cross", "slots")["k = 64"] == 64
+    assert options("linformer", "encoder", "proj_k") == {"vanilla": None, "k = 32": 32, "k = 64": 64, "k = 128": 128}
+    assert options("linformer", "decoder.cross", "proj_k")["k = 64"] == 64
     layers = options("primal", "decoder", "name")
     assert layers == {"6 softmax": "softmax", "5 softmax, 1 primal": [*["softmax"] * 5, "primal"]}
     names = options("attention", "encoder", "name")

@@ -93,7 +93,7 @@ def write_recipe(folder: Path, **mixer: Any) -> Path:
     return path
 
 
-LINFORMER = {"name": "linformer", "slots": 32, "max_length": 32, "share_kv": True, "share_layers": True}
+LINFORMER = {"name": "linformer", "proj_k": 32, "max_length": 32, "share_kv": True, "share_layers": True}
 
 
 def test_the_data_is_looked_at_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

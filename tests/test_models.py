@@ -292,7 +292,7 @@ def test_rotary_positions_tell_distances_and_nothing_else() -> None:
 
 
 def test_rotary_is_refused_where_positions_have_no_meaning() -> None:
-    with pytest.raises(ValueError, match="slots mix all positions"):
+    with pytest.raises(ValueError, match="projected keys mix all positions"):
         build("linformer", dim=16, heads=2, rotary=True)
     with pytest.raises(ValueError, match="odd number"):
         build("softmax", dim=6, heads=2, rotary=True)

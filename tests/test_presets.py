@@ -16,7 +16,7 @@ CONVOLUTIONS = {
     "lightconv_wmt_en_fr_big": (179.7, 175.3),
     "lightconv_wmt_zh_en_big": (179.7, 175.3),
 }
-EVA_LANGUAGE = {"name": "eva", "form": "decoder", "window": 128, "chunk_size": 8, "relative": "t5"}
+EVA_LANGUAGE = {"name": "eva", "variant": "decoder", "window": 128, "chunk_size": 8, "relative": "t5"}
 EXACT = {
     ("transformer_wmt_en_de", "softmax"): 60_915_712,
     ("transformer_lm_wiki103", "softmax"): 246_933_504,

@@ -23,7 +23,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "eva": {"window": 8, "landmarks": 4},
     "lara": {"landmarks": 4},
     "lightconv": {"kernel_size": 7},
-    "linformer": {"slots": 4, "max_length": TIME},
+    "linformer": {"proj_k": 4, "max_length": TIME},
     "local": {"window": 8},
     "performer": {"features": 64},
     "primal": {"rank": 4, "rank_multiple": 2},

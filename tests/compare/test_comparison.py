@@ -119,8 +119,8 @@ def test_distance_from_exact_attention(finished: Path) -> None:
     }
     for point in points:
         assert point.length == {"random": 64, "trained": 16}[str(point.source)]
-        assert point.option.split("=")[0] == {"eva": "landmarks", "linformer": "slots"}[point.mechanism]
-        assert f"{point.option}" in point.setting["mixer"] or point.option == "slots=64", "the default is not repeated"
+        assert point.option.split("=")[0] == {"eva": "landmarks", "linformer": "proj_k"}[point.mechanism]
+        assert f"{point.option}" in point.setting["mixer"] or point.option == "proj_k=64", "the default is not repeated"
     finest = {p.source: p.error for p in points if p.option == "landmarks=16"}
     assert 0 < (finest["trained"] or 0) < 1
 

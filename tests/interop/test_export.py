@@ -96,7 +96,7 @@ def masked_model(mixer: dict[str, Any]) -> Model:
 
 
 CLASSIFIERS: dict[str, tuple[Callable[[dict[str, Any]], Model], dict[str, Any]]] = {
-    "text": (classifier, {"name": "linformer", "slots": 4, "max_length": 90}),
+    "text": (classifier, {"name": "linformer", "proj_k": 4, "max_length": 90}),
     "evit": (vision, {"name": "eva", "window": 2, "landmarks": 4}),
     "pvt": (pyramid, {"name": "local", "window": 4}),
 }
@@ -113,7 +113,7 @@ def test_classifiers_agree_in_onnxruntime(tmp_path: Path, family: str, recwarn) 
 
 @pytest.mark.parametrize("form", ["torch", pytest.param("onnx", marks=pytest.mark.nightly)])
 def test_masked_language_models_agree(tmp_path: Path, form: Form) -> None:
-    model = masked_model({"name": "linformer", "slots": 4, "max_length": 90, "share_kv": True, "share_layers": True})
+    model = masked_model({"name": "linformer", "proj_k": 4, "max_length": 90, "share_kv": True, "share_layers": True})
     parts = export_graphs(model)
     write_export(parts, model, form, tmp_path / "out", usage(form, parts, 0, model.config.mask))
     (printed,) = without_subquad(tmp_path / "out")

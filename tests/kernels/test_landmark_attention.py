@@ -154,10 +154,10 @@ def test_lara_in_float32_and_float64(time: int, training: bool, monkeypatch: pyt
 
 
 OPTIONS = [
-    {"draws": "multi"},
-    {"draws": "antithetic", "alpha": 2.0},
+    {"num_samples": "multi"},
+    {"num_samples": "antithetic", "alpha": 2.0},
     {"weights": "bh"},
-    {"weights": "biased", "draws": "multi"},
+    {"weights": "biased", "num_samples": "multi"},
     {"proposal": "adaptive"},
     {"proposal": "plain-pool"},
 ]

@@ -93,7 +93,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 FUSED: dict[str, dict[str, Any]] = {
     "local": {"window": 8, "overlap": True, "relative": "t5"},
     "eva": {"window": 8, "landmarks": 4},
-    "causal eva": {"window": 8, "chunk_size": 4, "relative": "t5", "form": "decoder", "causal": True},
+    "causal eva": {"window": 8, "chunk_size": 4, "relative": "t5", "variant": "decoder", "causal": True},
     "lara": {"landmarks": 4},
     "performer": {"features": 8, "projection": "learnable"},
 }

@@ -100,14 +100,14 @@ def linformer(mixer: Any, x: Tensor, _: Space) -> Tensor:
     config, n = mixer.config, len(x)
     E = mixer.compress_k[..., :n]
     F_ = E if mixer.compress_v is None else mixer.compress_v[..., :n]
-    if config.order == "compress-first":
+    if config.compress == "compress-first":
         K, V = project(mixer, E @ x)[1], project(mixer, F_ @ x)[2]
     else:
         K, V = E @ project(mixer, x)[1], F_ @ project(mixer, x)[2]
     q = project(mixer, x)[0]
 
     def y(h: int, i: int) -> Tensor:
-        logits = torch.stack([q[h, i] @ K[h, s] / math.sqrt(q.shape[-1]) for s in range(config.slots)])
+        logits = torch.stack([q[h, i] @ K[h, s] / math.sqrt(q.shape[-1]) for s in range(config.proj_k)])
         return logits.softmax(0) @ V[h]
 
     return for_heads_and_positions(mixer, x, y)

@@ -123,7 +123,7 @@ def scatterbrain(mixer: Any, x: Tensor, space: Space) -> Tensor:
 @equation_of("eva")
 def eva(mixer: Any, x: Tensor, space: Space) -> Tensor:
     config = mixer.config
-    decoder = config.causal or config.form == "decoder"
+    decoder = config.causal or config.variant == "decoder"
     q, k, v = project(mixer, x, positions(mixer, space))
     half = half_window(mixer)
     reach = (config.window if config.overlap else 0, 0) if decoder else (half, half)
@@ -236,16 +236,16 @@ def landmarks(mixer: Any, q: Tensor, k: Tensor, v: Tensor, space: Space) -> tupl
     if len(space) == 1:
         return q_bar, k_bar
     if config.proposal == "pool":
-        if config.pool_map == "light":
+        if config.pool_proj == "light":
             q_bar, k_bar = mixer.q_map(q_bar), mixer.k_map(k_bar)
         else:
             q_bar, k_bar = (
                 mapped(bar.transpose(0, 1).flatten(1)).unflatten(-1, (config.heads, -1)).transpose(0, 1)
                 for mapped, bar in ((mixer.q_map, q_bar), (mixer.k_map, k_bar))
             )
-    if config.mixing != "none":
+    if config.landmark_mixing != "none":
         logits = q.shape[-1] ** -0.5 * k_bar @ k_bar.transpose(1, 2)
-        if config.mixing == "values":
+        if config.landmark_mixing == "values":
             logits = logits + (v_bar.norm(dim=-1) + 1e-4).log()[:, None]
         k_bar = logits.softmax(-1) @ k_bar
     return q_bar, k_bar

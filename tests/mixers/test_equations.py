@@ -19,7 +19,7 @@ RAGGED: list[dict[str, Any]] = [
     {"window": 4, "chunk_size": 3, "overlap": True},
     {"window": 4, "chunk_size": 9, "overlap": True},
     {"window": 5, "landmarks": 4, "overlap": True},
-    {"window": 6, "form": "decoder", "landmarks": 4, "overlap": True},
+    {"window": 6, "variant": "decoder", "landmarks": 4, "overlap": True},
 ]
 """Options of eva whose chunks do not go into the windows, or are longer than the sequence."""
 CASES = [*every_case(*OURS), *(Case.of("eva", options) for options in RAGGED)]

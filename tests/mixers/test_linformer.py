@@ -15,7 +15,7 @@ T = 7
 
 
 def with_identity_compression(**options):
-    """A linformer whose slots are the positions, and a softmax mixer with the same projections."""
+    """A linformer whose projected keys are those of the positions, and a softmax mixer with the same projections."""
     options = {"dim": 16, "heads": 4, **options}
     softmax = build("softmax", **options)
     with torch.no_grad():
@@ -23,12 +23,12 @@ def with_identity_compression(**options):
             torch.nn.init.normal_(parameter, std=0.5)
     pairs = []
     for extra in (
-        {"order": "compress-first"},
-        {"order": "compress-first", "share_kv": True},
-        {"order": "project-first"},
-        {"order": "project-first", "per_head": True},
+        {"compress": "compress-first"},
+        {"compress": "compress-first", "share_kv": True},
+        {"compress": "project-first"},
+        {"compress": "project-first", "per_head": True},
     ):
-        linformer = Linformer(slots=T, max_length=T, **options, **extra)
+        linformer = Linformer(proj_k=T, max_length=T, **options, **extra)
         missing = linformer.load_state_dict(softmax.state_dict(), strict=False)
         assert not missing.unexpected_keys
         for name in missing.missing_keys:
@@ -47,8 +47,8 @@ def test_with_the_identity_it_is_softmax(options) -> None:
 
 def test_the_orders_differ_by_the_biases_only() -> None:
     x = torch.randn(2, T, 16)
-    first = Linformer(dim=16, heads=4, slots=3, order="compress-first")
-    second = Linformer(dim=16, heads=4, slots=3, order="project-first")
+    first = Linformer(dim=16, heads=4, proj_k=3, compress="compress-first")
+    second = Linformer(dim=16, heads=4, proj_k=3, compress="project-first")
     second.load_state_dict(first.state_dict())
     assert_close(first(x).y, second(x).y, 1e-5, "with zero biases")
     torch.nn.init.ones_(first.qkv.bias)
@@ -57,7 +57,7 @@ def test_the_orders_differ_by_the_biases_only() -> None:
 
 
 def test_lengths_above_the_maximum_are_refused() -> None:
-    mixer = Linformer(dim=16, heads=4, slots=3, max_length=T)
+    mixer = Linformer(dim=16, heads=4, proj_k=3, max_length=T)
     mixer(torch.randn(1, T, 16))
     with pytest.raises(ValueError, match=r"linformer: length 8 is above the maximum of 7"):
         mixer(torch.randn(1, T + 1, 16))
@@ -76,7 +76,7 @@ def test_a_frozen_compression_is_not_trained() -> None:
 
 @pytest.mark.parametrize("share_kv", [False, True])
 def test_layers_share_their_compression(share_kv: bool) -> None:
-    first, second = (Linformer(dim=16, heads=4, slots=3, share_kv=share_kv) for _ in range(2))
+    first, second = (Linformer(dim=16, heads=4, proj_k=3, share_kv=share_kv) for _ in range(2))
     second.share_compression(first)
     second.qkv.load_state_dict(first.qkv.state_dict())
     second.out.load_state_dict(first.out.state_dict())
@@ -90,7 +90,7 @@ def test_layers_share_their_compression(share_kv: bool) -> None:
 
 
 def test_layers_of_a_stack_share_one_matrix() -> None:
-    options = {"name": "linformer", "slots": 3, "max_length": T, "share_kv": True}
+    options = {"name": "linformer", "proj_k": 3, "max_length": T, "share_kv": True}
     own, shared = (
         Stack(
             StackConfig(dim=16, heads=4, layers=3, mixer=MixerChoice.model_validate(options | {"share_layers": share}))
@@ -109,7 +109,7 @@ def test_layers_of_a_stack_share_one_matrix() -> None:
 
 def test_layers_that_share_nothing_lend_nothing() -> None:
     shares = [False, True, True]
-    options = {"name": "linformer", "slots": 3, "max_length": T, "share_kv": True, "share_layers": shares}
+    options = {"name": "linformer", "proj_k": 3, "max_length": T, "share_kv": True, "share_layers": shares}
     stack = Stack(StackConfig(dim=16, heads=4, layers=3, mixer=MixerChoice.model_validate(options)))
     owners = [name.split(".")[1] for name in stack.state_dict() if "compress" in name]
     assert owners == ["0", "1"]
@@ -120,21 +120,21 @@ def test_a_matrix_of_all_layers_serves_keys_and_values() -> None:
         Linformer(dim=16, heads=4, share_layers=True)
 
 
-@pytest.mark.parametrize("other", [{"slots": 4}, {"max_length": 9}, {"share_kv": True}])
+@pytest.mark.parametrize("other", [{"proj_k": 4}, {"max_length": 9}, {"share_kv": True}])
 def test_layers_of_other_shapes_cannot_share(other) -> None:
-    mixer = Linformer(dim=16, heads=4, slots=3)
+    mixer = Linformer(dim=16, heads=4, proj_k=3)
     with pytest.raises(ValueError, match="linformer: compression matrices can be shared"):
-        mixer.share_compression(Linformer(**{"dim": 16, "heads": 4, "slots": 3, **other}))
+        mixer.share_compression(Linformer(**{"dim": 16, "heads": 4, "proj_k": 3, **other}))
 
 
 def test_matrices_per_head_need_heads() -> None:
-    with pytest.raises(ValueError, match="linformer: per_head=True needs order='project-first'"):
+    with pytest.raises(ValueError, match="linformer: per_head=True needs compress='project-first'"):
         Linformer(dim=16, heads=4, per_head=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"order": "project-first"}])
-def test_a_cached_context_is_as_small_as_the_slots(options) -> None:
-    mixer = Linformer(dim=16, heads=4, slots=3, **options)
+@pytest.mark.parametrize("options", [{}, {"compress": "project-first"}])
+def test_a_cached_context_is_as_small_as_proj_k(options) -> None:
+    mixer = Linformer(dim=16, heads=4, proj_k=3, **options)
     torch.nn.init.normal_(mixer.qkv.bias)
     x, context = torch.randn(2, 5, 16), torch.randn(2, 300, 16)
     padding = torch.arange(300) >= torch.tensor([[300], [17]])

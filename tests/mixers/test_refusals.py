@@ -42,7 +42,17 @@ def test_heads_that_do_not_divide(name: str) -> None:
         build(name, dim=16, heads=5)
 
 
-SIZES = ("window", "landmarks", "chunk_size", "features", "slots", "max_length", "rank", "rank_multiple", "kernel_size")
+SIZES = (
+    "window",
+    "landmarks",
+    "chunk_size",
+    "features",
+    "proj_k",
+    "max_length",
+    "rank",
+    "rank_multiple",
+    "kernel_size",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,13 +78,13 @@ def test_windows_and_grids_that_do_not_go_together() -> None:
 def test_options_that_do_not_go_together() -> None:
     for options, message in (
         ({"landmarks": 4, "chunk_size": 2}, "not both"),
-        ({"causal": True, "form": "encoder"}, "looks both ways"),
+        ({"causal": True, "variant": "encoder"}, "looks both ways"),
         ({"causal": True, "window": 8, "chunk_size": 3}, "must divide the window"),
     ):
         with pytest.raises(ValueError, match=message):
             build("eva", dim=DIM, heads=HEADS, **options)
-    with pytest.raises(ValueError, match="pool_map='dense' belongs to proposal='pool'"):
-        build("lara", dim=DIM, heads=HEADS, pool_map="dense", proposal="adaptive")
+    with pytest.raises(ValueError, match="pool_proj='dense' belongs to proposal='pool'"):
+        build("lara", dim=DIM, heads=HEADS, pool_proj="dense", proposal="adaptive")
 
 
 def test_a_name_is_registered_once() -> None:

@@ -4,13 +4,13 @@ Equation, per head, with s = d^-1/2 and phi(w, t) = s w.t - s |t|^2 / 2:
     chunk c:  k~_c = K(mean of its keys), q~_c = Q(mean of its queries), omega_c = mu_c (+ N(0, 1) in training)
               beta_c = sum_{j in c} softmax_j(phi(omega_c, k_j)) v_j
     y_i = sum_j A_ij v_j + sum_c A_ic beta_c,   A_i = softmax of [s q_i.k_j + b(i, j), j in W(i) | s q_i.k~_c, all c]
-Encoder form: windows may overlap on both sides, and chunks overlap alike; mu = (q~ + k~) / 2.
-Decoder form: windows may reach one window back; mu = q~ + k~; causal: only chunks that ended before i's chunk count.
+Encoder variant: windows may overlap on both sides, and chunks overlap alike; mu = (q~ + k~) / 2.
+Decoder variant: windows may reach one window back; mu = q~ + k~; causal: only chunks that ended before i's chunk count.
 
 This is exact where the window w divides the length T and chunks do not overlap. Ragged ends are those of the original:
 the sequence is filled up with empty cells to whole windows, P = ceil(T / w) w cells, and cut from its first cell on
-into chunks of r cells. r is chunk_size (by default the window in the decoder form) or max(1, floor(P / landmarks)). A
-remainder of less than r cells is a chunk of its own, or no chunk when chunks overlap. A chunk's mean is the sum over
+into chunks of r cells. r is chunk_size (in the decoder variant by default the window) or max(1, floor(P / landmarks)).
+A remainder of less than r cells is a chunk of its own, or no chunk when chunks overlap. A chunk's mean is the sum over
 its tokens, divided by the number of its cells up to P, plus 2 e when chunks reach e cells further on both sides: empty
 cells count as zeros. A chunk without any token has k~_c = K(0) and beta_c = 0, and takes its weight A_ic like the
 others.
@@ -54,32 +54,36 @@ class EVAConfig(WindowConfig):
     landmarks: int | None = Field(
         None,
         ge=1,
-        description=f"about how many chunks; default {DEFAULT_LANDMARKS} in the encoder form without chunk_size",
+        description=f"about how many chunks; default {DEFAULT_LANDMARKS} in the encoder variant without chunk_size",
     )
     chunk_size: int | None = Field(
-        None, ge=1, description="tokens per chunk (per side on a grid), must divide the window in the decoder form, "
+        None, ge=1, description="tokens per chunk (per side on a grid), must divide the window in the decoder variant, "
         "where it defaults to the window"
     )  # fmt: skip
     adaptive: Literal["norm", "linear", "none"] = Field(
         "norm", description="maps Q and K of chunk means: linear and layer norm, linear only, or K alone with mu = 0"
     )
-    form: Literal["encoder", "decoder"] | None = Field(None, description="default: decoder when causal, else encoder")
+    variant: Literal["encoder", "decoder"] | None = Field(
+        None, description="which of the two equations; default: decoder when causal, else encoder"
+    )
     attention_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the joint probabilities")
 
     def check(self) -> None:
         super().check()
         if self.landmarks and self.chunk_size:
             raise ValueError("give landmarks or chunk_size, not both")
-        if self.causal and self.form == "encoder":
-            raise ValueError("the encoder form looks both ways; causal needs form='decoder'")
+        if self.causal and self.variant == "encoder":
+            raise ValueError("the encoder variant looks both ways; causal needs variant='decoder'")
         if self.is_decoder and self.dims == 2:
-            raise ValueError("the decoder form reads sequences: dims=2 is not possible")
+            raise ValueError("the decoder variant reads sequences: dims=2 is not possible")
         if self.is_decoder and self.chunk_size and self.window % self.chunk_size:
-            raise ValueError(f"chunk_size {self.chunk_size} must divide the window {self.window} in the decoder form")
+            raise ValueError(
+                f"chunk_size {self.chunk_size} must divide the window {self.window} in the decoder variant"
+            )
 
     @property
     def is_decoder(self) -> bool:
-        return self.causal or self.form == "decoder"
+        return self.causal or self.variant == "decoder"
 
     @property
     def look(self) -> tuple[int, int]:
@@ -113,7 +117,7 @@ class EVA(WindowMixer[EVAConfig]):
         {"window": 4, "landmarks": 3, "overlap": True, "adaptive": "linear"},
         {"window": 6, "chunk_size": 3, "relative": "table"},
         {"window": 4, "chunk_size": 2, "relative": "t5", "overlap": True},
-        {"window": 4, "form": "decoder", "chunk_size": 4},
+        {"window": 4, "variant": "decoder", "chunk_size": 4},
         {"window": 3, "landmarks": 2, "adaptive": "none"},
         {"window": 4, "chunk_size": 2, "rotary": True},
     )
@@ -221,14 +225,14 @@ class EVA(WindowMixer[EVAConfig]):
         begun = state.lengths % size
         finished = self._summarise_last(all_q, all_k, all_v, begun, time)
         ends = (advanced(begun, new, time) >= size)[:, None]
-        room = (state.seen + time) // size
+        capacity = (state.seen + time) // size
         chunk_k, chunk_v = (
-            append_at(old, one, state.lengths // size, ends, room)
+            append_at(old, one, state.lengths // size, ends, capacity)
             for old, one in zip((state.chunk_k, state.chunk_v), finished, strict=True)
         )
         local = self.stream_window(q, all_k, state.lengths)
         position = state.lengths[:, None] + torch.arange(time, device=x.device)
-        before = torch.arange(room, device=x.device) < (position // size)[..., None]
+        before = torch.arange(capacity, device=x.device) < (position // size)[..., None]
         summary = self._chunk_logits(q, chunk_k, before[:, None])
         local_probs, summary_probs = self._attend(local, summary, v.dtype)
         y = self.merge_heads(local_probs @ all_v + summary_probs @ chunk_v)

@@ -42,21 +42,23 @@ class LARAConfig(AttentionConfig):
         "every token is mapped, then averaged over segments (a grid is read as a sequence). On sequences both pools "
         "are plain means of segments",
     )
-    mixing: Literal["none", "keys", "values"] = Field(
+    landmark_mixing: Literal["none", "keys", "values"] = Field(
         "none",
         description="pooled keys attend to each other on a grid, plainly or weighted by the norm of pooled values",
     )
-    pool_map: Literal["light", "dense"] = Field(
-        "light", description="the pool's map: shared by heads, or over all channels"
+    pool_proj: Literal["light", "dense"] = Field(
+        "light", description="the map of pooled landmarks: shared by the heads, or over all channels"
     )
     weights: Literal["opt", "bh", "biased"] = Field("opt", description="weights of multiple importance sampling")
     alpha: float = Field(1.0, description="coefficient of the query-specific part of the opt weights")
-    draws: Literal["single", "antithetic", "multi"] = Field("single", description="training samples for each landmark")
+    num_samples: Literal["single", "antithetic", "multi"] = Field(
+        "single", description="samples of each landmark in training: one, two of opposite noise, or two"
+    )
 
     def check(self) -> None:
         super().check()
-        if self.pool_map == "dense" and self.proposal != "pool":
-            raise ValueError("pool_map='dense' belongs to proposal='pool'")
+        if self.pool_proj == "dense" and self.proposal != "pool":
+            raise ValueError("pool_proj='dense' belongs to proposal='pool'")
 
 
 class Sampling(NamedTuple):
@@ -78,9 +80,9 @@ class LARA(AttentionMixer[LARAConfig]):
     examples = (
         {"landmarks": 4},
         {"landmarks": 5, "proposal": "adaptive", "alpha": 2.0},
-        {"landmarks": 4, "weights": "bh", "mixing": "keys", "pool_map": "dense"},
+        {"landmarks": 4, "weights": "bh", "landmark_mixing": "keys", "pool_proj": "dense"},
         {"landmarks": 4, "rotary": True},
-        {"landmarks": 9, "weights": "biased", "proposal": "plain-pool", "mixing": "values"},
+        {"landmarks": 9, "weights": "biased", "proposal": "plain-pool", "landmark_mixing": "values"},
     )
 
     def setup(self) -> None:
@@ -88,7 +90,7 @@ class LARA(AttentionMixer[LARAConfig]):
         self.q_map: HeadMap | None = None
         self.k_map: HeadMap | None = None
         if self.config.proposal != "plain-pool":
-            width = self.config.dim if self.config.pool_map == "dense" else self.config.head_width
+            width = self.config.dim if self.config.pool_proj == "dense" else self.config.head_width
             self.q_map, self.k_map = HeadMap(width), HeadMap(width)
         self.apply(init_small)
 
@@ -132,8 +134,8 @@ class LARA(AttentionMixer[LARAConfig]):
             return q_bar, k_bar, mask
         if config.proposal == "pool":
             q_bar, k_bar = self._map_pooled(self.q_map, q_bar), self._map_pooled(self.k_map, k_bar)
-        if config.mixing != "none":
-            bias = (v_bar.norm(dim=-1) + 1e-4).log().unsqueeze(-2) if config.mixing == "values" else None
+        if config.landmark_mixing != "none":
+            bias = (v_bar.norm(dim=-1) + 1e-4).log().unsqueeze(-2) if config.landmark_mixing == "values" else None
             k_bar = self._mix_keys(k_bar, bias, mask)
         return q_bar, k_bar, mask
 
@@ -156,7 +158,7 @@ class LARA(AttentionMixer[LARAConfig]):
 
     def _map_pooled(self, linear_norm: HeadMap | None, pooled: Tensor) -> Tensor:
         assert linear_norm is not None
-        if self.config.pool_map == "light":
+        if self.config.pool_proj == "light":
             return linear_norm(pooled)
         return linear_norm(pooled.transpose(1, 2).flatten(2)).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
 
@@ -174,10 +176,10 @@ class LARA(AttentionMixer[LARAConfig]):
         """omega (batch, heads, c or 2c, d), and how often each landmark was sampled."""
         if not self.training:
             return mu, 1
-        if self.config.draws == "single":
+        if self.config.num_samples == "single":
             return mu + noise.normal(mu.shape, mu), 1
         twice = torch.cat([mu, mu], 2)
-        if self.config.draws == "multi":
+        if self.config.num_samples == "multi":
             return twice + noise.normal(twice.shape, mu), 2
         z = noise.normal(mu.shape, mu)
         return twice + torch.cat([z, -z], 2), 2

@@ -1,12 +1,12 @@
-"""Linformer: attention to a fixed number of slots, each a learned mixture of all positions.
+"""Linformer: attention to a fixed number of projected keys and values, each a learned mixture of all positions.
 
 Equation:
     E, F (k, N): the first N columns of two learned k x max_length matrices
-    compress-first:   K = Linear_k(E x),   V = Linear_v(F x)          the biases enter once per slot
+    compress-first:   K = Linear_k(E x),   V = Linear_v(F x)          the biases enter once per key
     project-first:    K = E Linear_k(x),   V = F Linear_v(x)          the biases are mixed like the tokens
-    y_i = sum_s softmax_s(q_i . K_s / sqrt(d)) V_s                    per head, s over the k slots
+    y_i = sum_s softmax_s(q_i . K_s / sqrt(d)) V_s                    per head, s over the k keys
 
-Cost: O(T k C) time, O(T k) memory. The length is limited to max_length. A slot mixes all positions, so the mechanism
+Cost: O(T k C) time, O(T k) memory. The length is limited to max_length. A key mixes all positions, so the mechanism
 cannot be causal; cross-attention keeps k compressed keys and values of its context, whatever its length.
 
 Citation: Wang et al., "Linformer: self-attention with linear complexity", 2020. Compress-first is the authors' code,
@@ -29,30 +29,30 @@ from subquad.mixers.state import CrossState
 
 
 class LinformerConfig(SoftmaxConfig):
-    slots: int = Field(64, ge=1, description="k, number of compressed keys and values")
+    proj_k: int = Field(64, ge=1, description="number k of keys and values after the compression")
     max_length: int = Field(512, ge=1, description="longest sequence (or context); shorter ones use the first columns")
-    order: Literal["compress-first", "project-first"] = Field(
+    compress: Literal["compress-first", "project-first"] = Field(
         "compress-first",
-        description="compress the tokens and project the slots, or project the tokens and compress those",
+        description="compress the tokens and project the result, or project the tokens and compress the result",
     )
     share_kv: bool = Field(False, description="one matrix compresses both keys and values")
-    per_head: bool = Field(False, description="a matrix for each head; needs order='project-first'")
+    per_head: bool = Field(False, description="a matrix for each head; needs compress='project-first'")
     share_layers: bool = Field(False, description="one matrix compresses in all layers of a stack; needs share_kv=True")
     frozen: bool = Field(False, description="the compression stays as it was initialised")
 
     def check(self) -> None:
         super().check()
-        if self.per_head and self.order != "project-first":
-            raise ValueError("per_head=True needs order='project-first': before the projection there are no heads")
+        if self.per_head and self.compress != "project-first":
+            raise ValueError("per_head=True needs compress='project-first': before the projection there are no heads")
         if self.share_layers and not self.share_kv:
             raise ValueError("share_layers=True needs share_kv=True: one matrix serves keys and values of all layers")
         if self.rotary:
-            raise ValueError("rotary=True is not possible: slots mix all positions, so a key has none")
+            raise ValueError("rotary=True is not possible: projected keys mix all positions, so a key has none")
 
 
 @dataclass
 class LinformerContext(CrossState):
-    """k, v: (batch, heads, slots, d), compressed; their size does not depend on the length of the context."""
+    """k, v: (batch, heads, proj_k, d), compressed; their size does not depend on the length of the context."""
 
     k: Tensor
     v: Tensor
@@ -64,10 +64,10 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
     context_type = LinformerContext
     examples = (
         {},
-        {"slots": 5, "share_kv": True, "frozen": True},
-        {"slots": 6, "order": "project-first", "head_dim": 3, "qkv_bias": False, "out_bias": False},
-        {"slots": 4, "order": "project-first", "per_head": True, "share_kv": True},
-        {"slots": 3, "order": "project-first", "qkv_bias": False, "out_projection": False},
+        {"proj_k": 5, "share_kv": True, "frozen": True},
+        {"proj_k": 6, "compress": "project-first", "head_dim": 3, "qkv_bias": False, "out_bias": False},
+        {"proj_k": 4, "compress": "project-first", "per_head": True, "share_kv": True},
+        {"proj_k": 3, "compress": "project-first", "qkv_bias": False, "out_projection": False},
     )
 
     compress_v: nn.Parameter | None
@@ -77,7 +77,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         config = self.config
         self.owner: list[Linformer] = []  # in a list: the layer whose matrices these are registers them, we do not
         heads = (config.heads,) if config.per_head else ()
-        shape = (*heads, config.slots, config.max_length)
+        shape = (*heads, config.proj_k, config.max_length)
         self.compress_k = nn.Parameter(torch.empty(shape), requires_grad=not config.frozen)
         if config.share_kv:
             self.register_parameter("compress_v", None)
@@ -109,7 +109,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         ours, theirs = ([tuple(matrix.shape) for matrix in layer._compressions()] for layer in (self, other))
         if ours != theirs:
             raise ValueError(
-                f"{self.name}: compression matrices can be shared between layers of the same slots, max_length, "
+                f"{self.name}: compression matrices can be shared between layers of the same proj_k, max_length, "
                 f"per_head and share_kv only (this layer has {ours}, the other {theirs})"
             )
         del self.compress_k, self.compress_v
@@ -128,7 +128,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         first = torch.arange(time, device=context.device)
         of_keys, *rest = (matrix.index_select(-1, first) for matrix in self._compressions())
         of_values = rest[0] if rest else of_keys
-        if self.config.order == "project-first":
+        if self.config.compress == "project-first":
             k, v = self.project_part(context, 1, 3)
             if layout.padding is not None:  # padded positions are zeros, but their projections are the biases
                 padding = layout.padding[:, None, :, None]
@@ -146,7 +146,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         return self.merge_heads(self.attend(q, memory.k, memory.v))
 
     def why_no_streaming(self) -> str:
-        return f"{self.name} streams only as cross-attention: over its own sequence every slot mixes all positions"
+        return f"{self.name} streams only as cross-attention: over its own sequence every key mixes all positions"
 
     def _compressions(self) -> list[nn.Parameter]:
         owner = self.owner[0] if self.owner else self

@@ -50,7 +50,7 @@ class SoftmaxConfig(AttentionConfig):
 
 @dataclass
 class SoftmaxState(State):
-    """k, v: (batch, heads, slots, d); slots from a row's length on are empty. ragged: lengths may differ."""
+    """k, v: (batch, heads, capacity, d), empty from a row's length on. ragged: lengths may differ."""
 
     k: Tensor
     v: Tensor
@@ -116,18 +116,18 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
 
     def step(self, x: Tensor, new: Tensor | None, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
         q, k, v = self.project(x, state.lengths)
-        time, room, ragged = x.shape[1], state.k.shape[2] + x.shape[1], state.ragged or new is not None
+        time, capacity, ragged = x.shape[1], state.k.shape[2] + x.shape[1], state.ragged or new is not None
         lengths = advanced(state.lengths, new, time)
         if ragged:
             new_mask = right_padded(lengths - state.lengths, time)
-            k = append_at(state.k, k, state.lengths, new_mask, room)
-            v = append_at(state.v, v, state.lengths, new_mask, room)
+            k = append_at(state.k, k, state.lengths, new_mask, capacity)
+            v = append_at(state.v, v, state.lengths, new_mask, capacity)
         else:
             k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         mask = None
         if ragged or time > 1:  # the one newest token of every row sees all
             position = state.lengths[:, None] + torch.arange(time, device=x.device)
-            mask = (torch.arange(room, device=x.device) <= position[..., None])[:, None]
+            mask = (torch.arange(capacity, device=x.device) <= position[..., None])[:, None]
         return self.merge_heads(self.attend(q, k, v, mask)), SoftmaxState(lengths, k, v, ragged)
 
     def encode_context(self, context: Tensor, layout: Layout) -> SoftmaxContext:

@@ -55,17 +55,17 @@ def keep_last(buffer: Tensor, new: Tensor | None, count: int, dim: int) -> Tenso
     return buffer.gather(dim, index.view(shape).expand(target))
 
 
-def append_at(buffer: Tensor, entries: Tensor, at: Tensor, mask: Tensor, room: int) -> Tensor:
-    """Writes `entries` behind what each row already holds, in a buffer with `room` slots.
+def append_at(buffer: Tensor, entries: Tensor, at: Tensor, mask: Tensor, capacity: int) -> Tensor:
+    """Writes `entries` behind what each row already holds, in a buffer for `capacity` entries.
 
-    buffer: (batch, heads, slots, width); entries: (batch, heads, n, width); at: (batch,) first free slot of each row;
-    mask: (batch, n) bool, False for entries that are not to be written. Slots never written hold zeros. The result has
+    buffer: (batch, heads, entries, width); entries: (batch, heads, n, width); at: (batch,) first free place of a row;
+    mask: (batch, n) bool, False for entries that are not to be written. Places never written hold zeros. The result has
     the wider of the two precisions, as that of `torch.cat`: autocast lowers entries, not a state that began without it.
     """
     dtype = torch.promote_types(buffer.dtype, entries.dtype)
     buffer, entries = buffer.to(dtype), entries.to(dtype)
-    grown = torch.nn.functional.pad(buffer, (0, 0, 0, room + 1 - buffer.shape[2]))
-    slot = at[:, None] + torch.arange(entries.shape[2], device=at.device)
-    slot = torch.where(mask, slot, room)  # the one spare slot takes what is not to be kept
-    index = slot[:, None, :, None].expand_as(entries)
-    return grown.scatter(2, index, entries)[:, :, :room]
+    grown = torch.nn.functional.pad(buffer, (0, 0, 0, capacity + 1 - buffer.shape[2]))
+    place = at[:, None] + torch.arange(entries.shape[2], device=at.device)
+    place = torch.where(mask, place, capacity)  # the one spare place takes what is not to be kept
+    index = place[:, None, :, None].expand_as(entries)
+    return grown.scatter(2, index, entries)[:, :, :capacity]

@@ -31,7 +31,7 @@ class WindowConfig(AttentionConfig):
 
     window: int = Field(64, ge=1, description="window size; per side on a grid")
     overlap: bool = Field(
-        False, description="keys reach half a window further on both sides (decoder form of eva: one back)"
+        False, description="keys reach half a window further on both sides (decoder variant of eva: one back)"
     )
     dims: Literal[1, 2] | None = Field(
         None,
@@ -238,12 +238,12 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
 
     def new_window(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Lengths, keys and values of an empty streaming window."""
-        slots = self.look_back + self.config.window - 1
-        empty = torch.zeros(batch, self.config.heads, slots, self.config.head_width, device=device, dtype=dtype)
+        capacity = self.look_back + self.config.window - 1
+        empty = torch.zeros(batch, self.config.heads, capacity, self.config.head_width, device=device, dtype=dtype)
         return fresh_lengths(batch, device), empty, empty
 
     def stream_window(self, q: Tensor, k: Tensor, lengths: Tensor) -> Tensor:
-        """Logits (batch, heads, t, slots + t) of the t newest tokens' queries to old and new keys (slots + t).
+        """Logits (batch, heads, t, capacity + t) of the t newest tokens' queries to old and new keys (capacity + t).
 
         lengths: (batch,) tokens before these t. The bias is looked up at each query's true place in its window.
         """
@@ -261,6 +261,6 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
         return keep(logits, mask[:, None])
 
     def slide(self, state: WindowState, k: Tensor, v: Tensor, new: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values that stay visible after `new` tokens; k, v as given to `stream_window`."""
-        slots = state.k.shape[2]
-        return keep_last(k, new, slots, dim=2), keep_last(v, new, slots, dim=2)
+        """Keys and values that stay in the window after `new` tokens; k, v as given to `stream_window`."""
+        capacity = state.k.shape[2]
+        return keep_last(k, new, capacity, dim=2), keep_last(v, new, capacity, dim=2)

@@ -90,11 +90,11 @@ def _adaptive_language(layers: int, layer_drop: float) -> Data:
     }
 
 
-def _linformer_translation(slots: int | None) -> Data:
+def _linformer_translation(proj_k: int | None) -> Data:
     """crybot/linformer: no biases in attention and feed-forward maps, no output map; None: exact attention."""
     plain = {"name": "softmax", "qkv_bias": False, "out_projection": False}
-    compressed = plain | {"name": "linformer", "slots": slots, "max_length": 256, "order": "project-first"}
-    read = plain if slots is None else compressed
+    compressed = plain | {"name": "linformer", "proj_k": proj_k, "max_length": 256, "compress": "project-first"}
+    read = plain if proj_k is None else compressed
     stack = {"layers": 6, "heads": 8, "hidden": 2048, "ffn_bias": False}
     embedding = {"positions": "sin-cos", "scale": False}
     return {
@@ -113,7 +113,7 @@ def _linformer_translation(slots: int | None) -> Data:
 
 def _linformer_roberta(dim: int, heads: int, layers: int) -> Data:
     """fairseq's examples/linformer: a RoBERTa whose keys and values are a quarter of its 512 positions."""
-    mixer = {"name": "linformer", "slots": 128, "max_length": 512, "attention_dropout": 0.1}
+    mixer = {"name": "linformer", "proj_k": 128, "max_length": 512, "attention_dropout": 0.1}
     stack = {"layers": layers, "heads": heads, "hidden": 4 * dim, "activation": "gelu", "dropout": 0.1, "mixer": mixer}
     embedding = {"positions": "learned", "max_length": 512, "scale": False, "norm": True, "dropout": 0.1}
     return {
@@ -169,7 +169,7 @@ PRESETS: dict[str, Data] = {
     "transformer_lm_wiki103_32": _adaptive_language(32, 0.2),
     "primal_lm": _language(WIKI103_VOCAB, {"name": "softmax*5,primal", "rank": 30}),
     "vanilla_translation": _linformer_translation(None),
-    **{f"linformer_translation_k{slots}": _linformer_translation(slots) for slots in (32, 64, 128)},
+    **{f"linformer_translation_k{proj_k}": _linformer_translation(proj_k) for proj_k in (32, 64, 128)},
     "linformer_roberta_base": _linformer_roberta(768, 12, 12),
     "linformer_roberta_large": _linformer_roberta(1024, 16, 24),
     **{f"evit_{size}_p{patch}": _evit(*EVIT_SIZES[size], patch) for size in EVIT_SIZES for patch in (8, 16)},

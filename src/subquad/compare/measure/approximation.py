@@ -36,7 +36,7 @@ from subquad.nn.stack import MixerChoice
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task, load_run
 
-COST_OPTIONS = ("features", "slots", "landmarks", "window")
+COST_OPTIONS = ("features", "proj_k", "landmarks", "window")
 """Options that trade error for cost, the most important one of a mechanism first."""
 VALUES = (4, 16, 64, 256)
 DRAWS = 3

@@ -117,14 +117,15 @@ def _ra(config: Mapping[str, Any]) -> OptionsAndMap:
 
 def _lara(config: Mapping[str, Any]) -> OptionsAndMap:
     proposal = config.get("proposal_gen", "pool")
-    draws = "antithetic" if config.get("use_antithetics") else "single"
+    samples = "antithetic" if config.get("use_antithetics") else "single"
+    mixing = "values" if proposal.endswith("-vmixed") else "keys" if proposal.endswith("mixed") else "none"
     options = {
         "landmarks": config.get("num_landmarks", 49),
         "weights": config.get("mis_type", "mis-opt").removeprefix("mis-"),
         "alpha": config.get("alpha_coeff", 1.0),
-        "draws": "multi" if config.get("use_multisample") else draws,
-        "pool_map": config.get("pool_module_type", "light"),
-        "mixing": "values" if proposal.endswith("-vmixed") else "keys" if proposal.endswith("mixed") else "none",
+        "num_samples": "multi" if config.get("use_multisample") else samples,
+        "pool_proj": config.get("pool_module_type", "light"),
+        "landmark_mixing": mixing,
     }
     refs: WeightMap = {}
     if proposal.startswith("adaptive-1d"):
@@ -167,7 +168,7 @@ def _build_causal_eva(config: Mapping[str, Any]) -> ConvertedModule[Mixer]:
         "eva",
         dim=width,
         heads=config["num_heads"],
-        form="decoder",
+        variant="decoder",
         causal=arguments.get("causal", False),
         qkv_bias=bias,
         adaptive=adaptive,

@@ -32,7 +32,7 @@ def _official(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Conve
         "linformer",
         dim=dim,
         heads=heads,
-        slots=weights["compress_k.weight"].shape[0],
+        proj_k=weights["compress_k.weight"].shape[0],
         max_length=config["max_seq_len"],
         share_kv=shared,
         share_layers=bool(config["shared_compress_layer"]),
@@ -66,7 +66,7 @@ def _crybot(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Convert
     if config["cls"] == "MultiHeadAttention" or config.get("full", False):
         return load_weights(build("softmax", **options), weights, refs, unused)
     mixer = build(
-        "linformer", **options, slots=config["k"], max_length=config["sequence_length"], order="project-first"
+        "linformer", **options, proj_k=config["k"], max_length=config["sequence_length"], compress="project-first"
     )
     refs |= {"E.weight": ParamRef("compress_k"), "F.weight": ParamRef("compress_v")}
     return load_weights(mixer, weights, refs, unused)
@@ -79,9 +79,9 @@ def _lra(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> ConvertedM
         dim=dim,
         heads=heads,
         head_dim=width,
-        slots=config["linformer_k"],
+        proj_k=config["linformer_k"],
         max_length=config["max_seq_len"],
-        order="project-first",
+        compress="project-first",
         share_kv=True,
         per_head=True,
     )
