@@ -114,7 +114,7 @@ def language_model(mixer: str, size: tuple[int, int, int], **options: Any) -> La
     """size: layers, width, words."""
     torch.manual_seed(0)
     layers, dim, vocab = size
-    stack = {"layers": layers, "hidden": 4 * dim, "heads": 8, "norm": "pre", "mixer": {"name": mixer, **options}}
+    stack = {"layers": layers, "ffn_dim": 4 * dim, "heads": 8, "norm": "pre", "mixer": {"name": mixer, **options}}
     return cast(LanguageModel, build_model("language-model", vocab=vocab, dim=dim, decoder=stack).eval())
 
 

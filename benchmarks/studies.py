@@ -80,8 +80,8 @@ def _sized(source: Source, sizes: Data) -> Recipe:
 
 
 POWERS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-HALF_WIDTH = {"heads": 4, "hidden": 1024}
-TOY = {"layers": 1, "heads": 2, "hidden": 32}
+HALF_WIDTH = {"heads": 4, "ffn_dim": 1024}
+TOY = {"layers": 1, "heads": 2, "ffn_dim": 32}
 
 
 def _stacks(*names: str, **options: Any) -> Data:
@@ -150,7 +150,7 @@ ATTENTION = Study(
     parts=("full",),
     lengths=(196, 784, 3136, 12544),
     sizes={"encoder": {"layers": 4}},
-    toy_sizes={"dim": 16, "classes": 5, "encoder": TOY},
+    toy_sizes={"dim": 16, "num_classes": 5, "encoder": TOY},
 )
 
 

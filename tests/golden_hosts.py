@@ -143,8 +143,7 @@ def long_range_host(config: Config, weights: State) -> ConvertedModule[LongRange
         places = block_refs(imported, "mha.", ("norm1", "norm2"), ("mlpblock.0", "mlpblock.3"))
         refs |= add_prefixes(places, f"model.{layer}.", f"stack.blocks.{number}.")
     tied = config["num_layers"] if layers == ["transformer"] else 1  # one block, used again and again
-    hidden = config["transformer_hidden_dim"]
-    stack = stack_of(mixers * tied, hidden=hidden, activation="gelu", norm="pre")
+    stack = stack_of(mixers * tied, ffn_dim=config["transformer_hidden_dim"], activation="gelu", norm="pre")
     for number in range(1, len(stack.blocks)):
         if tied > 1:
             stack.blocks[number] = stack.blocks[0]
@@ -227,7 +226,7 @@ def time_series_host(config: Config, weights: State) -> ConvertedModule[TimeSeri
         mixers.append(imported.module)
         places = block_refs(imported, "attention.", ("norm1", "norm2"), ("conv1", "conv2"))
         refs |= add_prefixes(places, layer, f"stack.blocks.{number}.")
-    stack = stack_of(mixers, hidden=config["d_ff"], activation=config["activation"], norm="post", final_norm=True)
+    stack = stack_of(mixers, ffn_dim=config["d_ff"], activation=config["activation"], norm="post", final_norm=True)
     return load_weights(TimeSeriesHost(config, stack), weights, refs)
 
 

@@ -39,7 +39,7 @@ def vision_model(key: str) -> Model:
     if name.startswith("evit_"):
         size, patch = name.rsplit("_p", 1)
         known = name if name in PRESETS else f"{size}_p16"
-        return build_model(known, patch=int(patch), encoder={"mixer": MIXERS[mechanism]})
+        return build_model(known, patch_size=int(patch), encoder={"mixer": MIXERS[mechanism]})
     doubled = name.endswith("2")  # such names have twice the heads
     dims, depths, ratios = PYRAMIDS[name.removeprefix("pvt_").removesuffix("2")]
     heads = [number * (2 if doubled else 1) for number in (1, 2, 5, 8)]
@@ -51,7 +51,7 @@ def vision_model(key: str) -> Model:
             "dim": dims[i],
             "layers": depths[i],
             "heads": heads[i],
-            "hidden": ratios[i] * dims[i],
+            "ffn_dim": ratios[i] * dims[i],
             "mixer": mixer,
         }
         for i in range(4)

@@ -66,7 +66,7 @@ def shrunk(data: dict[str, Any]) -> dict[str, Any]:
         if key in small:
             small[key] = 40
     small |= {"dim": TINY_DIM} if "dim" in small else {}
-    small |= {"image_size": 4 * small["patch"]} if "image_size" in small else {}
+    small |= {"image_size": 4 * small["patch_size"]} if "image_size" in small else {}
     for key in ("embedding", "head"):
         if small.get(key, {}).get("cutoffs"):
             small[key] = {**small[key], "cutoffs": [10, 20], "factor": 2}
@@ -79,7 +79,7 @@ def shrunk(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def shrunk_stack(stack: dict[str, Any]) -> dict[str, Any]:
-    small = {**stack, "layers": 2, "heads": TINY_HEADS, "hidden": 24}
+    small = {**stack, "layers": 2, "heads": TINY_HEADS, "ffn_dim": 24}
     for key in ("mixer", "cross"):
         if isinstance(small.get(key), dict):
             choice = {k: ([v[0], v[-1]] if isinstance(v, list) else v) for k, v in small[key].items()}

@@ -17,7 +17,7 @@ from subquad import api
 from subquad.cli.main import run as command
 
 ROOT = Path(__file__).parents[1]
-STACK = {"layers": 1, "heads": 2, "hidden": 32}
+STACK = {"layers": 1, "heads": 2, "ffn_dim": 32}
 TRANSLATION = {
     "task": "translation",
     "data": {"embedded": "phrases", "options": {"train": 200, "valid": 20, "test": 20}, "tokenizer": {"kind": "bytes"}},

@@ -62,20 +62,20 @@ def test_capabilities_that_contradict_one_another_are_refused() -> None:
 
 
 def test_models_take_it_in_decoders_only() -> None:
-    stack = {"layers": 2, "hidden": 16, "heads": 2, "mixer": "runningsum"}
+    stack = {"layers": 2, "ffn_dim": 16, "heads": 2, "mixer": "runningsum"}
     model = build_model("language-model", dim=8, vocab=11, decoder=stack)
     assert torch.isfinite(model(torch.ones(2, 5, dtype=torch.int64)).logits).all()
     mixed = build_model("language-model", dim=8, vocab=11, decoder=stack | {"mixer": "softmax,runningsum"})
     assert [mixer.name for mixer in mixed.modules() if isinstance(mixer, Mixer)] == ["softmax", "runningsum"]
     with pytest.raises(ValueError, match=r"encoder.*runningsum cannot look both ways.*softmax"):
-        build_model("text-classifier", dim=8, vocab=11, classes=2, encoder=stack)
+        build_model("text-classifier", dim=8, vocab=11, num_classes=2, encoder=stack)
     with pytest.raises(ValueError, match="runningsum cannot read a context"):
         build_model("encoder-decoder", dim=8, source_vocab=11, target_vocab=11, decoder=stack | {"cross": "runningsum"})
 
 
 def test_a_causal_stack_does_not_look_ahead_by_an_option() -> None:
     for name in ("softmax", "linformer"):
-        stack = {"layers": 1, "hidden": 16, "heads": 2, "mixer": {"name": name, "causal": False}}
+        stack = {"layers": 1, "ffn_dim": 16, "heads": 2, "mixer": {"name": name, "causal": False}}
         with pytest.raises(ValueError, match=f"{name}: causal=False would show later tokens"):
             build_model("language-model", dim=8, vocab=11, decoder=stack)
 

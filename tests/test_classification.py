@@ -23,9 +23,9 @@ from subquad.train.run import build_task
 SMALL_AUGMENT = {"size": 8, "crop": "pad", "randaugment": None, "eval_crop": 1.0}
 MODEL = {
     "preset": "vision_small",
-    "patch": 4,
+    "patch_size": 4,
     "dim": 16,
-    "encoder": {"layers": 1, "heads": 2, "hidden": 16, "dropout": 0.1},
+    "encoder": {"layers": 1, "heads": 2, "ffn_dim": 16, "dropout": 0.1},
 }
 
 
@@ -70,7 +70,7 @@ def test_plain_arrays_have_mean_0_and_deviation_1_without_vision_packages(monkey
     assert isinstance(task.transform, Standardize)
     back = valid[3] * task.transform.std + task.transform.mean
     torch.testing.assert_close(back.double(), pixels, atol=1e-6, rtol=0)
-    assert task.data_dependent_model_config() == {"classes": 4, "channels": 3, "image_size": 8}
+    assert task.data_dependent_model_config() == {"num_classes": 4, "channels": 3, "image_size": 8}
 
 
 def test_constant_channels_stay_finite() -> None:
@@ -98,7 +98,7 @@ def test_evaluation_is_always_the_same_and_training_follows_its_seed() -> None:
 @pytest.mark.parametrize(("classes", "said"), [(5, {"top1"}), (6, {"top1", "top5"})])
 def test_the_best_five_count_where_there_are_more(classes: int, said: set[str]) -> None:
     task = ImageClassificationTask({"train": image_set(8)})
-    model = build_model("vision_small", patch=4, dim=16, channels=3, image_size=8, classes=classes)
+    model = build_model("vision_small", patch_size=4, dim=16, channels=3, image_size=8, num_classes=classes)
     sums = task.loss(model, task.samples("train", training=True).batch(np.arange(8))).sums
     assert {name for name in sums if name.startswith("top")} == said
 

@@ -21,7 +21,7 @@ from tests.model_cases import OPTIONS, able
 
 SYMBOLS = Symbols(pad=1, eos=2, unk=3)
 STREAMING = OPTIONS | {"eva": {"window": 4, "chunk_size": 2}}  # a number of chunks would depend on the length to come
-STACK = {"layers": 2, "heads": 2, "hidden": 24}
+STACK = {"layers": 2, "heads": 2, "ffn_dim": 24}
 
 
 def translator_model(mixer: str = "lightconv", cross: str = "softmax", vocab: int = 23, seed: int = 0) -> Seq2Seq:

@@ -20,7 +20,7 @@ from subquad.train.recipe import read_recipe
 from subquad.train.run import build_task
 from tests.test_train import recipe, trainer
 
-STACK = {"layers": 2, "heads": 2, "hidden": 16, "dropout": 0.0, "norm": "pre"}
+STACK = {"layers": 2, "heads": 2, "ffn_dim": 16, "dropout": 0.0, "norm": "pre"}
 # Attention does not depend on the bias of its keys: Adam would follow the sign of rounding errors there.
 PLAIN = {"name": "softmax", "qkv_bias": False}
 RECIPE: dict[str, Any] = {

@@ -24,7 +24,7 @@ from subquad.train.run import evaluate_run, load_run
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 Image = pytest.importorskip("PIL.Image", reason="image files need the vision extra")
 
-STACK = {"layers": 1, "heads": 2, "hidden": 16, "norm": "pre"}
+STACK = {"layers": 1, "heads": 2, "ffn_dim": 16, "norm": "pre"}
 COMMON: dict[str, Any] = {
     "optim": {"name": "adam"},
     "schedule": {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 2},
@@ -75,7 +75,7 @@ def language(folder: Path) -> dict[str, Any]:
 DIGITS: dict[str, Any] = {
     "task": "image-classification",
     "data": {"embedded": "digits"},
-    "model": {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": STACK},
+    "model": {"preset": "vision_small", "patch_size": 4, "dim": 16, "encoder": STACK},
     "train": {"updates": 6, "budget": {"max_sentences": 100}},
 }
 

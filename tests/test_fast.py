@@ -144,7 +144,7 @@ def language_model(mixer: str, **more: Any) -> Model:
     options = dict(OPTIONS.get(mixer, {}))
     if mixer == "eva":
         options = {"window": 4, "chunk_size": 2}
-    stack = {"layers": 2, "heads": 2, "hidden": 48, "mixer": {"name": mixer, **options}}
+    stack = {"layers": 2, "heads": 2, "ffn_dim": 48, "mixer": {"name": mixer, **options}}
     model = build_model("language-model", vocab=40, dim=32, decoder=stack, **more)
     enlarge(model)
     return model.eval()

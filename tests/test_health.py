@@ -18,7 +18,7 @@ OPTIONS = {
     "decoder": {
         "layers": 3,
         "heads": 2,
-        "hidden": 16,
+        "ffn_dim": 16,
         "mixer": {"name": "softmax*2,performer", "features": 4},
         "dropout": 0.1,
     },

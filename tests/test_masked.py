@@ -83,7 +83,7 @@ def write_recipe(folder: Path, **mixer: Any) -> Path:
         "model": {
             "preset": "masked_small",
             "dim": 32,
-            "encoder": {"layers": 2, "heads": 2, "hidden": 64, "dropout": 0.0, "mixer": mixer},
+            "encoder": {"layers": 2, "heads": 2, "ffn_dim": 64, "dropout": 0.0, "mixer": mixer},
         },
         "schedule": {"kind": "constant", "lr": 3e-3},
         "train": {"updates": 90, "budget": {"max_tokens": 512}, "log_every": 45, "validate_every": 45},

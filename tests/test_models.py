@@ -15,7 +15,7 @@ from subquad.models.costs import costs
 from subquad.models.storage import CONFIG, WEIGHTS, load_weights
 from tests.model_cases import OPTIONS, able, inputs, run, tiny
 
-STACK = {"layers": 2, "heads": 2, "hidden": 24}
+STACK = {"layers": 2, "heads": 2, "ffn_dim": 24}
 KINDS = ["transformer_lm", "transformer_lm_wiki103", "translation_small", "text_small", "vision_small", "pvt_v2_b3"]
 PAD = 1
 
@@ -132,7 +132,7 @@ def test_a_classifier_does_not_see_padding(mechanism: str, pooling: str) -> None
     encoder = {**STACK, "mixer": {"name": mechanism, **OPTIONS.get(mechanism, {})}}
     if mechanism == "ra":
         encoder["mixer"] = {"name": "ra", "proposal": "mean"}  # without draws
-    model = build_model("text-classifier", vocab=40, classes=3, dim=16, encoder=encoder, pooling=pooling).eval()
+    model = build_model("text-classifier", vocab=40, num_classes=3, dim=16, encoder=encoder, pooling=pooling).eval()
     tokens, padding = words(2, 11), torch.zeros(2, 11, dtype=torch.bool)
     padding[0, :4] = True  # on the left
     padding[1, 6:] = True
@@ -305,10 +305,10 @@ def test_rotary_is_refused_where_positions_have_no_meaning() -> None:
 
 def test_costs_count_what_runs() -> None:
     """A model small enough to count by hand: one softmax layer, so products of known sizes."""
-    dim, hidden, vocab, time = 16, 24, 40, 8
-    decoder = {"layers": 1, "heads": 2, "hidden": hidden}
+    dim, ffn_dim, vocab, time = 16, 24, 40, 8
+    decoder = {"layers": 1, "heads": 2, "ffn_dim": ffn_dim}
     counted = costs({"kind": "language-model", "vocab": vocab, "dim": dim, "decoder": decoder}, 1, time)
-    linear = 4 * dim * dim + 2 * dim * hidden + dim * vocab
+    linear = 4 * dim * dim + 2 * dim * ffn_dim + dim * vocab
     assert counted.flops == 2 * time * linear + 2 * 2 * time * time * dim
     weights = 4 * build_model("language-model", vocab=vocab, dim=dim, decoder=decoder).parameter_count()
     assert counted.training_bytes == 4 * weights + counted.activation_bytes

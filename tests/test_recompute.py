@@ -11,11 +11,11 @@ from subquad.models import Model, model_from
 from subquad.nn.stack import Stack
 from tests.model_cases import able
 
-STACK: dict[str, Any] = {"layers": 3, "heads": 2, "hidden": 32, "dropout": 0.2, "input_dropout": 0.1, "drop_path": 0.2}
+STACK: dict[str, Any] = {"layers": 3, "heads": 2, "ffn_dim": 32, "dropout": 0.2, "input_dropout": 0.1, "drop_path": 0.2}
 TEXT: dict[str, Any] = {"kind": "language-model", "vocab": 30, "dim": 16}
-IMAGES: dict[str, Any] = {"kind": "vision", "image_size": 32, "patch": 4, "dim": 16, "classes": 4}
+IMAGES: dict[str, Any] = {"kind": "vision", "image_size": 32, "patch_size": 4, "dim": 16, "num_classes": 4}
 SMALL_EVA = {"name": "eva", "window": 4}
-STAGE: dict[str, Any] = {"layers": 1, "heads": 2, "hidden": 32, "dropout": 0.2}
+STAGE: dict[str, Any] = {"layers": 1, "heads": 2, "ffn_dim": 32, "dropout": 0.2}
 
 
 def small(name: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: IMAGES | {"encoder": STACK | {"mixer": {"name": name} | small(name)}} for name in able("encoder")},
     "pyramid": {
         "kind": "pyramid",
-        "classes": 4,
+        "num_classes": 4,
         "stages": [STAGE | {"dim": 8, "mixer": SMALL_EVA}, STAGE | {"dim": 16}],
     },
     "language-model": TEXT | {"decoder": STACK | {"layer_drop": 0.3, "mixer": "softmax*2,primal"}},

@@ -26,12 +26,12 @@ from subquad.train.trainer import Trainer, validate
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 
-STACK = {"layers": 1, "heads": 2, "hidden": 16, "dropout": 0.2, "norm": "pre"}
+STACK = {"layers": 1, "heads": 2, "ffn_dim": 16, "dropout": 0.2, "norm": "pre"}
 SCHEDULE = {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 4}
 RECIPES: dict[str, dict[str, Any]] = {
     "image-classification": {
         "data": {"embedded": "digits"},
-        "model": {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": STACK},
+        "model": {"preset": "vision_small", "patch_size": 4, "dim": 16, "encoder": STACK},
         "train": {"budget": {"max_sentences": 200}, "smoothing": 0.1},
     },
     "translation": {

@@ -21,7 +21,7 @@ from subquad.models import Model, build_model
 WORK = {"bmm", "softmax"}
 SOURCES = str(Path(subquad.__file__).parent)
 KERNELS = str(Path(SOURCES) / "kernels")
-ENCODER = {"layers": 1, "heads": 2, "hidden": 24, "mixer": {"name": "eva", "window": 4, "landmarks": 4}}
+ENCODER = {"layers": 1, "heads": 2, "ffn_dim": 24, "mixer": {"name": "eva", "window": 4, "landmarks": 4}}
 
 Chain = tuple[str, ...]
 """Functions from the outermost to the innermost, each as file:function."""
@@ -32,7 +32,7 @@ def encoders() -> dict[str, tuple[Model, tuple[torch.Tensor, ...], dict[str, tor
     torch.manual_seed(0)
     tokens = torch.randint(2, 40, (3, 12))
     padding = torch.arange(12) >= torch.tensor([[12], [7], [3]])
-    classifier = build_model("text-classifier", vocab=40, classes=2, dim=16, encoder=ENCODER)
+    classifier = build_model("text-classifier", vocab=40, num_classes=2, dim=16, encoder=ENCODER)
     decoder = {**ENCODER, "mixer": "lightconv"}
     translator = build_model(
         "encoder-decoder", source_vocab=40, target_vocab=40, dim=16, encoder=ENCODER, decoder=decoder

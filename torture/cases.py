@@ -11,7 +11,7 @@ from subquad.train.checkpoint import checkpoints, load_checkpoint
 from subquad.train.metrics import read_metrics
 from torture.processes import Child, Ended, Failpoint, done
 
-STACK = {"layers": 1, "heads": 2, "hidden": 16, "dropout": 0.2, "norm": "pre"}
+STACK = {"layers": 1, "heads": 2, "ffn_dim": 16, "dropout": 0.2, "norm": "pre"}
 SMALL: dict[str, dict[str, Any]] = {
     "phrases": {
         "task": "translation",
@@ -34,7 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "data": {"embedded": "digits"},
         "model": {
             "preset": "vision_small",
-            "patch": 2,
+            "patch_size": 2,
             "dim": 16,
             "encoder": {**STACK, "mixer": {"name": "eva", "window": 2, "landmarks": 4, "dims": 2}},
         },

@@ -27,7 +27,7 @@ TITLES = {
     "tokens": "seconds that opening took",
 }
 WAYS = {"DDP": "train.sharded=false", "FSDP2": "train.sharded=true"}
-STACK = {"layers": 4, "heads": 4, "hidden": 512}
+STACK = {"layers": 4, "heads": 4, "ffn_dim": 512}
 RECIPE: dict[str, Any] = {
     "task": "language-model",
     "data": {"tokenizer": {"kind": "bytes"}, "blocks": {"tokens_per_sample": 256, "breaks": "none"}},

@@ -12,7 +12,7 @@ import yaml
 from subquad.cli.main import run as command
 from subquad.train.metrics import read_metrics
 
-STACK = {"layers": 1, "heads": 2, "hidden": 16}
+STACK = {"layers": 1, "heads": 2, "ffn_dim": 16}
 LINES = ["the cat sat on the mat", "a dog", "two dogs bark", "three cats sleep all day long"] * 3
 
 
@@ -159,7 +159,7 @@ def classification(folder: Path) -> dict[str, Any]:
     return {
         "task": "image-classification",
         "data": {"images": splits, "augment": {"size": 8, "randaugment": None}},
-        "model": {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": STACK},
+        "model": {"preset": "vision_small", "patch_size": 4, "dim": 16, "encoder": STACK},
         "train": {"epochs": 1, "budget": {"max_sentences": 4}},
     }
 

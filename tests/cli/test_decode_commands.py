@@ -15,7 +15,7 @@ from subquad.cli.main import run as command
 
 pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
 
-SMALL = {"layers": 1, "heads": 2, "hidden": 32}
+SMALL = {"layers": 1, "heads": 2, "ffn_dim": 32}
 TRANSLATION = {
     "task": "translation",
     "data": {

@@ -24,7 +24,7 @@ RECIPE = {
         "tokenizer": {"kind": "words"},
         "blocks": {"tokens_per_sample": 8},
     },
-    "model": {"preset": "lm_small", "dim": 16, "decoder": {"layers": 1, "heads": 2, "hidden": 16}},
+    "model": {"preset": "lm_small", "dim": 16, "decoder": {"layers": 1, "heads": 2, "ffn_dim": 16}},
     "schedule": {"kind": "constant", "lr": 1e-3},
     "train": {"updates": 1, "budget": {"max_tokens": 64}},
 }

@@ -6,7 +6,7 @@ from subquad.compare.plan import Plan
 from subquad.compare.variants import build_variants
 from subquad.train.recipe import Recipe
 
-STACK = {"layers": 2, "heads": 2, "hidden": 16}
+STACK = {"layers": 2, "heads": 2, "ffn_dim": 16}
 SCHEDULE = {"kind": "constant", "lr": 1e-3}
 
 

@@ -29,7 +29,15 @@ from subquad.train.recipe import Recipe
 from tests.signals import interruptible
 from tests.test_train import SCHEDULE, STACK, assert_equal, trainer
 
-MODEL = {"kind": "vision", "image_size": 8, "channels": 3, "classes": 4, "patch": 4, "dim": 16, "encoder": STACK}
+MODEL = {
+    "kind": "vision",
+    "image_size": 8,
+    "channels": 3,
+    "num_classes": 4,
+    "patch_size": 4,
+    "dim": 16,
+    "encoder": STACK,
+}
 
 
 @given(st.lists(st.integers()), st.integers(0, 4))
@@ -132,7 +140,7 @@ def test_an_interrupted_command_ends_and_goes_on(tmp_path: Path) -> None:
     given = {
         "task": "image-classification",
         "data": {"embedded": "digits"},
-        "model": {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": STACK},
+        "model": {"preset": "vision_small", "patch_size": 4, "dim": 16, "encoder": STACK},
         "schedule": SCHEDULE,
         "train": {"updates": 10**6, "validate_every": 2, "budget": {"max_sentences": 50}, "data_workers": 2},
     }

@@ -142,7 +142,7 @@ def test_numbers_that_change_are_read_again(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- training and statistics
 
-STACK = {"layers": 1, "heads": 2, "hidden": 16}
+STACK = {"layers": 1, "heads": 2, "ffn_dim": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "language-model": {"preset": "lm_small", "dim": 16, "decoder": STACK},
     "translation": {"preset": "translation_small", "dim": 16, "encoder": STACK, "decoder": STACK},

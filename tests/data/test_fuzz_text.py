@@ -121,7 +121,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     for name in ("train.a", "train.b", "valid.a", "valid.b"):
         (folder / name).write_text("".join(f"{line}\n" for line in LINES))
-    stack = {"layers": 1, "heads": 2, "hidden": 16, "mixer": {"name": "lightconv", "kernel_size": 3}}
+    stack = {"layers": 1, "heads": 2, "ffn_dim": 16, "mixer": {"name": "lightconv", "kernel_size": 3}}
     splits = {split: [str(folder / f"{split}.{side}") for side in "ab"] for split in ("train", "valid")}
     recipe = {
         "task": "translation",

@@ -147,7 +147,12 @@ def test_training_on_images_of_the_hub(tmp_path: Path, images: Path, capsys: pyt
     recipe = {
         "task": "image-classification",
         "data": {"images": {"train": f"hub:{images}@train", "valid": f"hub:{images}@test"}, "augment": {"size": 8}},
-        "model": {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": {"layers": 1, "heads": 2, "hidden": 16}},
+        "model": {
+            "preset": "vision_small",
+            "patch_size": 4,
+            "dim": 16,
+            "encoder": {"layers": 1, "heads": 2, "ffn_dim": 16},
+        },
         "schedule": {"kind": "constant", "lr": 1e-2},
         "train": {"updates": 2, "budget": {"max_sentences": 8}},
     }

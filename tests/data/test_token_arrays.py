@@ -138,7 +138,7 @@ def test_the_tokenizer_of_numbers(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- training
 
-STACK = {"layers": 1, "heads": 2, "hidden": 16}
+STACK = {"layers": 1, "heads": 2, "ffn_dim": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "language-model": {"preset": "lm_small", "dim": 16, "decoder": STACK},
     "translation": {"preset": "translation_small", "dim": 16, "encoder": STACK, "decoder": STACK},

@@ -14,7 +14,7 @@ HOSTILE = "<script>alert(1)</script> ![x](http://evil/x.png) | a ``` b"
 
 
 def language_model() -> Any:
-    stack = {"layers": 1, "heads": 2, "hidden": 16}
+    stack = {"layers": 1, "heads": 2, "ffn_dim": 16}
     return build_model("language-model", vocab=20, dim=8, decoder=stack)
 
 

@@ -30,7 +30,7 @@ from tests.test_evaluation import STACK, language, trained, translation
 pytest.importorskip("onnxscript", reason="ONNX files need the export extra")
 pytest.importorskip("onnxruntime", reason="ONNX files are checked in onnxruntime")
 
-SMALL = {"layers": 1, "heads": 4, "hidden": 24, "norm": "pre"}
+SMALL = {"layers": 1, "heads": 4, "ffn_dim": 24, "norm": "pre"}
 CHUNKED = {"name": "eva", "window": 4, "chunk_size": 2}
 STEPS = 20
 """Symbols that the programs of the cards read."""
@@ -45,7 +45,7 @@ def sized(kind: str, **options: Any) -> Model:
 
 def classifier(mixer: dict[str, Any]) -> Model:
     stack = {**SMALL, "mixer": mixer}
-    return sized("text-classifier", vocab=40, classes=3, dim=16, encoder=stack, pooling="first")
+    return sized("text-classifier", vocab=40, num_classes=3, dim=16, encoder=stack, pooling="first")
 
 
 def language_model(mixer: dict[str, Any]) -> LanguageModel:
@@ -60,12 +60,12 @@ def translator(cross: dict[str, Any], decoder: dict[str, Any] | str = "softmax")
 
 
 def vision(mixer: dict[str, Any]) -> Model:
-    return sized("vision", image_size=20, patch=4, dim=16, classes=3, encoder={**SMALL, "mixer": mixer})
+    return sized("vision", image_size=20, patch_size=4, dim=16, num_classes=3, encoder={**SMALL, "mixer": mixer})
 
 
 def pyramid(mixer: dict[str, Any]) -> Model:
     stage = {**SMALL, "dim": 16, "mixer": mixer, "ffn_conv": True}
-    return sized("pyramid", classes=3, stages=[stage, {**stage, "mixer": "softmax"}])
+    return sized("pyramid", num_classes=3, stages=[stage, {**stage, "mixer": "softmax"}])
 
 
 def exported(model: Model, form: Form, out: Path) -> list[str]:

@@ -60,7 +60,7 @@ def right_padded(rows: list[list[int]]) -> dict[str, Tensor]:
 def vision(mixer: str, **options: Any) -> Model:
     torch.manual_seed(0)
     encoder = STACK | {"mixer": {"name": mixer, **OPTIONS.get(mixer, {}), **options}}
-    return build_model("vision", image_size=32, patch=4, dim=16, classes=3, encoder=encoder).eval()
+    return build_model("vision", image_size=32, patch_size=4, dim=16, num_classes=3, encoder=encoder).eval()
 
 
 # ---------------------------------------------------------------------- import, saving and loading

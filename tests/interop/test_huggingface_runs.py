@@ -35,7 +35,7 @@ from subquad.train.run import LoadedRun, load_run
 
 LINES = ["the red house is old", "a cat sees the tree", "the old tree is red", "a house sees a cat, Ünder </s> it"]
 MIRRORED = [" ".join(reversed(line.split())) for line in LINES]
-STACK: dict[str, Any] = {"layers": 1, "heads": 2, "hidden": 16}
+STACK: dict[str, Any] = {"layers": 1, "heads": 2, "ffn_dim": 16}
 COMMON: dict[str, Any] = {
     "optim": {"name": "adam"},
     "schedule": {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 2},
@@ -167,7 +167,7 @@ def test_pipeline_of_images(tmp_path: Path) -> None:
     images = (generator.integers(0, 80, (40, 3, 8, 8)) + 80 * labels[:, None, None, None]).astype(np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels, classes=["dark", "grey", "light"])
     splits = {split: str(tmp_path / "images.npz") for split in ("train", "valid")}
-    model = {"preset": "vision_small", "patch": 4, "dim": 16, "encoder": {**STACK, "mixer": "lightconv"}}
+    model = {"preset": "vision_small", "patch_size": 4, "dim": 16, "encoder": {**STACK, "mixer": "lightconv"}}
     recipe = {"task": "image-classification", "data": {"images": splits}, "model": model, "train": {"updates": 20}}
     run = trained(tmp_path, recipe)
     save_huggingface(run, tmp_path / "exported")

@@ -23,7 +23,7 @@ TEXT = "\n".join(LINES)[:192]  # three samples of 64 bytes
 RECIPE: dict[str, Any] = {
     "task": "language-model",
     "data": {"tokenizer": {"kind": "bytes"}, "blocks": {"tokens_per_sample": 64}},
-    "model": {"preset": "lm_small", "dim": 16, "decoder": {"layers": 1, "heads": 2, "hidden": 16}},
+    "model": {"preset": "lm_small", "dim": 16, "decoder": {"layers": 1, "heads": 2, "ffn_dim": 16}},
     "optim": {"name": "adam"},
     "schedule": {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 2},
     "train": {"updates": 20, "budget": {"max_tokens": 512}},

@@ -266,7 +266,7 @@ def test_a_saved_model_says_which_package_its_mechanisms_came_from(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("outside-sums", "outside", DECORATED, {"runningsum": "outside"})
-    stack = {"layers": 2, "hidden": 16, "heads": 2, "mixer": "softmax,runningsum"}
+    stack = {"layers": 2, "ffn_dim": 16, "heads": 2, "mixer": "softmax,runningsum"}
     save_model(build_model("language-model", dim=8, vocab=11, decoder=stack), tmp_path / "model")
     load_model(tmp_path / "model")
     sys.path.remove(str(tmp_path / "outside-sums"))

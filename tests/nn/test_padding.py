@@ -24,7 +24,7 @@ ANYWHERE = torch.stack([row[torch.randperm(11, generator=torch.Generator().manua
 def stack_of(mechanism: str, layers: int = 2, **options: Any) -> Stack:
     torch.manual_seed(0)
     choice = {"name": mechanism, **OPTIONS.get(mechanism, {})}
-    config = StackConfig(layers=layers, dim=DIM, heads=2, hidden=24, mixer=choice, **options)
+    config = StackConfig(layers=layers, dim=DIM, heads=2, ffn_dim=24, mixer=choice, **options)
     stack = Stack(config)
     enlarge(stack)
     return stack.eval()

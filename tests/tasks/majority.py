@@ -69,7 +69,7 @@ class MajorityTask(Task):
         return BitSamples(self.data, split)
 
     def data_dependent_model_config(self) -> dict[str, Any]:
-        return {"vocab": 2, "classes": 2}
+        return {"vocab": 2, "num_classes": 2}
 
     @classmethod
     def typical_batch(cls, data: MajorityData, budget: Budget) -> tuple[int, int | None]:

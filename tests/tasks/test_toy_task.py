@@ -17,9 +17,9 @@ RECIPE = {
     "model": {
         "kind": "text-classifier",
         "vocab": 2,
-        "classes": 2,
+        "num_classes": 2,
         "dim": 16,
-        "encoder": {"layers": 1, "heads": 2, "hidden": 32, "norm": "pre", "mixer": "softmax"},
+        "encoder": {"layers": 1, "heads": 2, "ffn_dim": 32, "norm": "pre", "mixer": "softmax"},
     },
     "schedule": {"kind": "constant", "lr": 1e-2},
     "train": {"updates": 60, "budget": {"max_tokens": 224}},

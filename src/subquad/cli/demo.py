@@ -18,7 +18,7 @@ WARMUP = 50
 RECIPE: dict[str, Any] = {
     "task": "image-classification",
     "data": {"embedded": "digits"},
-    "model": {"preset": "vision_small", "patch": 2, "dim": 64, "encoder": {"heads": 4, "hidden": 128}},
+    "model": {"preset": "vision_small", "patch_size": 2, "dim": 64, "encoder": {"heads": 4, "ffn_dim": 128}},
     "optim": {"name": "adamw", "betas": [0.9, 0.999], "weight_decay": 0.05, "decay_vectors": False},
     "schedule": {"kind": "cosine", "lr": 2e-3, "warmup_updates": WARMUP},
 }

@@ -26,6 +26,6 @@ def share_score(sums: np.ndarray) -> float:
     return float(sums[0] / sums[1])
 
 
-def tops(classes: int) -> tuple[int, ...]:
+def tops(num_classes: int) -> tuple[int, ...]:
     """Among how many of the best the right class is looked for; among five of five it always is."""
-    return (1, 5) if classes > 5 else (1,)
+    return (1, 5) if num_classes > 5 else (1,)

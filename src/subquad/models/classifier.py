@@ -15,12 +15,12 @@ from subquad.nn.stack import Stack, StackConfig
 class TextClassifierConfig(ModelConfig):
     kind: Literal["text-classifier"] = "text-classifier"
     vocab: int = Field(ge=1, description="number of symbols")
-    classes: int = Field(ge=1, description="number of classes")
+    num_classes: int = Field(ge=1, description="number of classes")
     dim: int = Field(512, ge=1, description="width of the model")
     embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
     encoder: StackConfig = Field(description="the stack")
     pooling: Literal["mean", "first"] = Field("mean", description="the sequence's vector: mean of its tokens, or first")
-    head_hidden: int | None = Field(None, ge=1, description="width of a hidden layer before the classes")
+    head_hidden_dim: int | None = Field(None, ge=1, description="width of a hidden layer before the classes")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
     entrances: ClassVar = {"encoder": "embedding"}
@@ -37,7 +37,7 @@ class TextClassifier(Model):
         super().__init__(config)
         self.embedding = TokenEmbedding(config.vocab, config.dim, config.embedding)
         self.encoder = Stack(config.encoder)
-        self.head = _class_head(config.dim, config.head_hidden, config.classes)
+        self.head = _class_head(config.dim, config.head_hidden_dim, config.num_classes)
         init_as_fairseq(self)
 
     @property
@@ -64,7 +64,7 @@ class TextClassifier(Model):
         return (x * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def _class_head(dim: int, hidden: int | None, classes: int) -> nn.Module:
-    if hidden is None:
-        return nn.Linear(dim, classes)
-    return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+def _class_head(dim: int, hidden_dim: int | None, num_classes: int) -> nn.Module:
+    if hidden_dim is None:
+        return nn.Linear(dim, num_classes)
+    return nn.Sequential(nn.Linear(dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_classes))

@@ -78,7 +78,7 @@ def architecture(module: Any) -> str:
         cross = f", cross {config.cross.name}" if config.cross is not None else ""
         options = ", ".join(f"{key}={value}" for key, value in config.mixer.options.items())
         mixer = f"{config.mixer.name} ({options})" if options else config.mixer.name
-        size = f"{config.layers} layers, width {config.dim}, {config.heads} heads, hidden {config.hidden}"
+        size = f"{config.layers} layers, width {config.dim}, {config.heads} heads, ffn_dim {config.ffn_dim}"
         return f"{size}, {config.norm}-norm, {mixer}{cross}"
     if isinstance(module, TokenEmbedding):
         shared = " (shared table)" if module.shared else ""

@@ -20,9 +20,9 @@ BART_VOCAB = 50272
 ROBERTA_VOCAB = 50265
 
 
-def _translation(dim: int, hidden: int, heads: int, dropout: float, attention_dropout: float, shared: bool) -> Data:
+def _translation(dim: int, ffn_dim: int, heads: int, dropout: float, attention_dropout: float, shared: bool) -> Data:
     """The transformer of fairseq: six and six layers, post-norm."""
-    stack = {"layers": 6, "heads": heads, "hidden": hidden, "dropout": dropout}
+    stack = {"layers": 6, "heads": heads, "ffn_dim": ffn_dim, "dropout": dropout}
     attention = {"name": "softmax", "attention_dropout": attention_dropout}
     return {
         "kind": "encoder-decoder",
@@ -41,7 +41,7 @@ def _translation(dim: int, hidden: int, heads: int, dropout: float, attention_dr
 def _conv_translation(
     size: tuple[int, int, int], dropout: float, attention: float, weight: float, given: float, glu: bool, shared: bool
 ) -> Data:
-    """lightconv and dynamicconv of fairseq, dynamic by default. size: dim, hidden, heads; given: input dropout."""
+    """lightconv and dynamicconv of fairseq, dynamic by default. size: dim, ffn_dim, heads; given: input dropout."""
     data = _translation(*size, dropout, attention, shared)
     mixer = {"name": "dynamicconv", "glu": glu, "tap_dropout": weight}
     data["encoder"] |= {"layers": 7, "input_dropout": given, "mixer": {**mixer, "kernel_size": ENCODER_KERNELS}}
@@ -49,9 +49,9 @@ def _conv_translation(
     return data
 
 
-def _language(vocab: int, mixer: Any, hidden: int = 2048, heads: int = 8, **decoder: Any) -> Data:
+def _language(vocab: int, mixer: Any, ffn_dim: int = 2048, heads: int = 8, **decoder: Any) -> Data:
     """The language model of fairseq: 512 wide, six layers, pre-norm."""
-    stack = {"layers": 6, "heads": heads, "hidden": hidden, "norm": "pre", "dropout": 0.1, "mixer": mixer}
+    stack = {"layers": 6, "heads": heads, "ffn_dim": ffn_dim, "norm": "pre", "dropout": 0.1, "mixer": mixer}
     return {
         "kind": "language-model",
         "vocab": vocab,
@@ -61,9 +61,9 @@ def _language(vocab: int, mixer: Any, hidden: int = 2048, heads: int = 8, **deco
     }
 
 
-def _conv_language(hidden: int, heads: int, attention: float) -> Data:
+def _conv_language(ffn_dim: int, heads: int, attention: float) -> Data:
     mixer = {"name": "dynamicconv", "kernel_size": DECODER_KERNELS, "tap_dropout": attention}
-    data = _language(GBW_VOCAB, mixer, hidden, heads, final_norm=False)
+    data = _language(GBW_VOCAB, mixer, ffn_dim, heads, final_norm=False)
     return data | {"head": {"tied": False}}
 
 
@@ -78,7 +78,7 @@ def _adaptive_language(layers: int, layer_drop: float) -> Data:
         "decoder": {
             "layers": layers,
             "heads": 8,
-            "hidden": 4096,
+            "ffn_dim": 4096,
             "norm": "pre",
             "final_norm": False,
             "dropout": 0.3,
@@ -95,7 +95,7 @@ def _linformer_translation(proj_k: int | None) -> Data:
     plain = {"name": "softmax", "qkv_bias": False, "out_projection": False}
     compressed = plain | {"name": "linformer", "proj_k": proj_k, "max_length": 256, "compress": "project-first"}
     read = plain if proj_k is None else compressed
-    stack = {"layers": 6, "heads": 8, "hidden": 2048, "ffn_bias": False}
+    stack = {"layers": 6, "heads": 8, "ffn_dim": 2048, "ffn_bias": False}
     embedding = {"positions": "sin-cos", "scale": False}
     return {
         "kind": "encoder-decoder",
@@ -114,7 +114,7 @@ def _linformer_translation(proj_k: int | None) -> Data:
 def _linformer_roberta(dim: int, heads: int, layers: int) -> Data:
     """fairseq's examples/linformer: a RoBERTa whose keys and values are a quarter of its 512 positions."""
     mixer = {"name": "linformer", "proj_k": 128, "max_length": 512, "attention_dropout": 0.1}
-    stack = {"layers": layers, "heads": heads, "hidden": 4 * dim, "activation": "gelu", "dropout": 0.1, "mixer": mixer}
+    stack = {"layers": layers, "heads": heads, "ffn_dim": 4 * dim, "activation": "gelu", "dropout": 0.1, "mixer": mixer}
     embedding = {"positions": "learned", "max_length": 512, "scale": False, "norm": True, "dropout": 0.1}
     return {
         "kind": "masked-language-model",
@@ -125,33 +125,33 @@ def _linformer_roberta(dim: int, heads: int, layers: int) -> Data:
     }
 
 
-def _evit(dim: int, heads: int, patch: int) -> Data:
+def _evit(dim: int, heads: int, patch_size: int) -> Data:
     """DeiT without a class token, as the efficient-attention library builds it."""
     encoder = {
         "layers": 12,
         "heads": heads,
-        "hidden": 4 * dim,
+        "ffn_dim": 4 * dim,
         "activation": "gelu",
         "norm": "pre",
         "norm_eps": 1e-6,
         "drop_path": 0.1,
         "mixer": "softmax",
     }
-    return {"kind": "vision", "image_size": 224, "patch": patch, "dim": dim, "encoder": encoder}
+    return {"kind": "vision", "image_size": 224, "patch_size": patch_size, "dim": dim, "encoder": encoder}
 
 
 def _pyramid(dims: list[int], depths: list[int], heads: list[int], ratios: list[int]) -> Data:
     """PVTv2: the mechanism of stages 1 to 3 is free, the last has softmax attention."""
     common = {"activation": "gelu", "norm": "pre", "norm_eps": 1e-6, "ffn_conv": True, "mixer": "softmax"}
     stages = [
-        {"dim": dim, "layers": depth, "heads": number, "hidden": ratio * dim, **common}
+        {"dim": dim, "layers": depth, "heads": number, "ffn_dim": ratio * dim, **common}
         for dim, depth, number, ratio in zip(dims, depths, heads, ratios, strict=True)
     ]
     return {"kind": "pyramid", "stages": stages, "drop_path": 0.3}
 
 
 EVIT_SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12)}
-SMALL_STACK = {"layers": 2, "heads": 4, "hidden": 256, "dropout": 0.1, "norm": "pre", "mixer": "softmax"}
+SMALL_STACK = {"layers": 2, "heads": 4, "ffn_dim": 256, "dropout": 0.1, "norm": "pre", "mixer": "softmax"}
 
 PRESETS: dict[str, Data] = {
     "transformer_iwslt_de_en": _translation(512, 1024, 4, 0.1, 0.0, shared=False),
@@ -172,7 +172,7 @@ PRESETS: dict[str, Data] = {
     **{f"linformer_translation_k{proj_k}": _linformer_translation(proj_k) for proj_k in (32, 64, 128)},
     "linformer_roberta_base": _linformer_roberta(768, 12, 12),
     "linformer_roberta_large": _linformer_roberta(1024, 16, 24),
-    **{f"evit_{size}_p{patch}": _evit(*EVIT_SIZES[size], patch) for size in EVIT_SIZES for patch in (8, 16)},
+    **{f"evit_{size}_p{pixels}": _evit(*EVIT_SIZES[size], pixels) for size in EVIT_SIZES for pixels in (8, 16)},
     "pvt_v2_b3": _pyramid([64, 128, 320, 512], [3, 4, 18, 3], [2, 4, 10, 16], [8, 8, 4, 4]),
     # small ones, for two cores and a few minutes
     "translation_small": {
@@ -185,12 +185,12 @@ PRESETS: dict[str, Data] = {
     },
     "lm_small": {"kind": "language-model", "vocab": 4096, "dim": 128, "decoder": SMALL_STACK},
     "masked_small": {"kind": "masked-language-model", "vocab": 4096, "dim": 128, "encoder": SMALL_STACK},
-    "text_small": {"kind": "text-classifier", "vocab": 4096, "classes": 2, "dim": 128, "encoder": SMALL_STACK},
+    "text_small": {"kind": "text-classifier", "vocab": 4096, "num_classes": 2, "dim": 128, "encoder": SMALL_STACK},
     "vision_small": {
         "kind": "vision",
         "image_size": 32,
-        "patch": 4,
-        "classes": 10,
+        "patch_size": 4,
+        "num_classes": 10,
         "dim": 128,
         "encoder": SMALL_STACK | {"activation": "gelu"},
     },

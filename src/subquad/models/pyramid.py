@@ -26,7 +26,7 @@ FINEST_PATCH = 4
 class PyramidConfig(ModelConfig):
     kind: Literal["pyramid"] = "pyramid"
     channels: int = Field(3, ge=1, description="colours")
-    classes: int = Field(1000, ge=1, description="number of classes")
+    num_classes: int = Field(1000, ge=1, description="number of classes")
     stages: tuple[StackConfig, ...] = Field(
         min_length=1, description="the stacks, from the finest grid to the coarsest"
     )
@@ -58,7 +58,7 @@ class Pyramid(Model):
         )
         rates = iter(rising(config.drop_path, sum(stage.layers for stage in config.stages)))
         self.stages = nn.ModuleList(Stack(stage, [next(rates) for _ in range(stage.layers)]) for stage in config.stages)
-        self.head = nn.Linear(widths[-1], config.classes)
+        self.head = nn.Linear(widths[-1], config.num_classes)
         init_as_vision(self)
         for module in outside_mixers(self):
             if isinstance(module, nn.Conv2d):

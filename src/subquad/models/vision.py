@@ -22,8 +22,8 @@ class VisionConfig(ModelConfig):
     kind: Literal["vision"] = "vision"
     image_size: int = Field(224, ge=1, description="side of the images in pixels, which fixes the table of positions")
     channels: int = Field(3, ge=1, description="colours")
-    classes: int = Field(1000, ge=1, description="number of classes")
-    patch: int = Field(16, ge=1, description="side of a patch in pixels")
+    num_classes: int = Field(1000, ge=1, description="number of classes")
+    patch_size: int = Field(16, ge=1, description="side of a patch in pixels")
     stem: Stem = Field("patch", description="how patches become tokens: one map, hMLP, or convolutions")
     positions: bool = Field(True, description="add a learned vector for each place of the grid")
     class_token: bool = Field(False, description="read classes from a token of their own instead of the mean")
@@ -35,11 +35,11 @@ class VisionConfig(ModelConfig):
 
     @property
     def side(self) -> int:
-        return self.image_size // self.patch
+        return self.image_size // self.patch_size
 
     def check(self) -> None:
-        if self.image_size % self.patch:
-            raise ValueError(f"patches of {self.patch} pixels do not divide images of {self.image_size}")
+        if self.image_size % self.patch_size:
+            raise ValueError(f"patches of {self.patch_size} pixels do not divide images of {self.image_size}")
         if self.encoder.ffn_conv and self.class_token:
             raise ValueError("ffn_conv needs a grid; with class_token the tokens are a sequence")
 
@@ -53,13 +53,13 @@ class VisionTransformer(Model):
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__(config)
-        self.patches = PatchEmbedding(config.channels, config.dim, config.patch, config.stem)
+        self.patches = PatchEmbedding(config.channels, config.dim, config.patch_size, config.stem)
         places = config.side**2 + config.class_token
         self.positions = nn.Parameter(torch.empty(places, config.dim)) if config.positions else None
         self.class_token = nn.Parameter(torch.empty(config.dim)) if config.class_token else None
         self.drop = nn.Dropout(config.dropout)
         self.encoder = Stack(config.encoder)
-        self.head = nn.Linear(config.dim, config.classes)
+        self.head = nn.Linear(config.dim, config.num_classes)
         init_as_vision(self)
         for table in (self.positions, self.class_token):
             if table is not None:
@@ -76,8 +76,8 @@ class VisionTransformer(Model):
 
     @classmethod
     def config_for_length(cls, options: Mapping[str, Any], length: int) -> dict[str, Any]:
-        patch = options.get("patch", VisionConfig.model_fields["patch"].default)
-        return {**options, "image_size": math.isqrt(length) * patch}
+        patch_size = options.get("patch_size", VisionConfig.model_fields["patch_size"].default)
+        return {**options, "image_size": math.isqrt(length) * patch_size}
 
     @property
     def native_length(self) -> int | None:
@@ -91,7 +91,7 @@ class VisionTransformer(Model):
         return length + self.config.class_token
 
     def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
-        return (random_images(self.config.channels, math.isqrt(length) * self.config.patch, batch, generator),)
+        return (random_images(self.config.channels, math.isqrt(length) * self.config.patch_size, batch, generator),)
 
     def forward(self, images: Tensor) -> Output:
         x, place = self.patches(images)

@@ -23,7 +23,7 @@ class FeedForward(nn.Module):
     def __init__(
         self,
         dim: int,
-        hidden: int,
+        ffn_dim: int,
         activation: Activation = "relu",
         bias: bool = True,
         dropout: float = 0.0,
@@ -32,8 +32,8 @@ class FeedForward(nn.Module):
         """dropout: after the activation. convolution: 3 x 3 and depthwise, on the grid."""
         super().__init__()
         self.activation, self.dropout = activation, dropout
-        self.fc1 = nn.Linear(dim, 2 * hidden if activation in GATES else hidden, bias=bias)
-        self.fc2 = nn.Linear(hidden, dim, bias=bias)
+        self.fc1 = nn.Linear(dim, 2 * ffn_dim if activation in GATES else ffn_dim, bias=bias)
+        self.fc2 = nn.Linear(ffn_dim, dim, bias=bias)
         width = self.fc1.out_features
         self.neighbours = nn.Conv2d(width, width, 3, padding=1, groups=width) if convolution else None
         init_xavier(self.fc1)

@@ -8,31 +8,33 @@ Stem = Literal["patch", "hmlp", "conv"]
 
 
 class PatchEmbedding(nn.Module):
-    """Patches of an image as tokens. `patch`: side of a patch, by which both sides of the image must be divisible."""
+    """Turns the patches of an image into tokens. Both sides of the image must be divisible by `patch_size`."""
 
-    def __init__(self, channels: int, dim: int, patch: int, stem: Stem = "patch") -> None:
+    def __init__(self, channels: int, dim: int, patch_size: int, stem: Stem = "patch") -> None:
         super().__init__()
-        self.patch = patch
-        if stem != "patch" and patch not in (8, 16):
-            raise ValueError(f"stem {stem!r} is for patches of 8 or 16 pixels, not {patch}; stem 'patch' takes any")
+        self.patch_size = patch_size
+        if stem != "patch" and patch_size not in (8, 16):
+            raise ValueError(
+                f"stem {stem!r} is for patches of 8 or 16 pixels, not {patch_size}; stem 'patch' takes any"
+            )
         builders = {"patch": _plain, "hmlp": _hmlp, "conv": _convolutional}
-        self.proj = builders[stem](channels, dim, patch)
+        self.proj = builders[stem](channels, dim, patch_size)
 
     def forward(self, images: Tensor) -> tuple[Tensor, tuple[int, int]]:
         height, width = images.shape[-2:]
-        if height % self.patch or width % self.patch:
-            raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {self.patch}")
+        if height % self.patch_size or width % self.patch_size:
+            raise ValueError(f"images of {height} x {width} pixels do not divide into patches of {self.patch_size}")
         x = self.proj(images)
         return x.flatten(2).transpose(1, 2), (x.shape[2], x.shape[3])
 
 
-def _plain(channels: int, dim: int, patch: int) -> nn.Module:
-    return nn.Conv2d(channels, dim, patch, stride=patch)
+def _plain(channels: int, dim: int, patch_size: int) -> nn.Module:
+    return nn.Conv2d(channels, dim, patch_size, stride=patch_size)
 
 
-def _hmlp(channels: int, dim: int, patch: int) -> nn.Sequential:
+def _hmlp(channels: int, dim: int, patch_size: int) -> nn.Sequential:
     """Three steps without overlap, each a map of small patches: no pixel is seen by two tokens."""
-    narrow, first = dim // 4, patch // 4
+    narrow, first = dim // 4, patch_size // 4
     return nn.Sequential(
         nn.Conv2d(channels, narrow, first, stride=first),
         nn.GroupNorm(1, narrow),
@@ -45,9 +47,9 @@ def _hmlp(channels: int, dim: int, patch: int) -> nn.Sequential:
     )
 
 
-def _convolutional(channels: int, dim: int, patch: int) -> nn.Sequential:
+def _convolutional(channels: int, dim: int, patch_size: int) -> nn.Sequential:
     """Three 3 x 3 convolutions of stride 2, then patches of what remains."""
-    narrow, rest = dim // 4, patch // 8
+    narrow, rest = dim // 4, patch_size // 8
     parts: list[nn.Module] = []
     for before, after in ((channels, narrow), (narrow, narrow), (narrow, dim)):
         parts += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(1, after), nn.ReLU()]

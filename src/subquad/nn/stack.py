@@ -113,7 +113,7 @@ class StackConfig(Options):
     layers: int = Field(6, ge=0, description="number of blocks")
     dim: int = Field(512, ge=1, description="width of the model")
     heads: int = Field(8, ge=1, description="heads of mixers and cross-attention, unless their options say otherwise")
-    hidden: int = Field(2048, ge=1, description="width inside the feed-forward maps")
+    ffn_dim: int = Field(2048, ge=1, description="width inside the feed-forward maps")
     mixer: MixerChoice = Field(MixerChoice(name="softmax"), description="what mixes tokens, by layer, with options")
     cross: MixerChoice | None = Field(None, description="what reads the encoder's output; null: nothing does")
     causal: bool = Field(False, description="a position sees only those up to it")
@@ -201,7 +201,7 @@ class Stack(nn.Module):
     def _block(self, mixer: tuple[str, dict[str, Any]], cross: tuple[str, dict[str, Any]] | None, rate: float) -> Block:
         config = self.config
         ffn = FeedForward(
-            config.dim, config.hidden, config.activation, config.ffn_bias, config.activation_dropout, config.ffn_conv
+            config.dim, config.ffn_dim, config.activation, config.ffn_bias, config.activation_dropout, config.ffn_conv
         )
         return Block(
             self._mixer(mixer, config.causal),

@@ -230,7 +230,7 @@ class ImageClassificationTask(Task):
         channels, height, width = self.transform.shape
         if height != width:
             raise ValueError(f"images of {width} x {height} pixels are not square: give data.augment, with a size")
-        return {"classes": len(self.splits["train"].classes), "channels": channels, "image_size": height}
+        return {"num_classes": len(self.splits["train"].classes), "channels": channels, "image_size": height}
 
     @classmethod
     def expected_model_config(cls, data: ImageData) -> dict[str, Any]:
@@ -288,8 +288,10 @@ class ImageClassificationTask(Task):
         if not everything:
             raise ValueError(f"none of the {len(images):,} images of {split} could be read")
         known = np.array([everything[number] for number in sorted(everything)])
-        classes = len(images.classes)
-        measures = {f"top{most}": share(known[:, 1] < most, f"top-{most}|classes:{classes}") for most in tops(classes)}
+        num_classes = len(images.classes)
+        measures = {
+            f"top{most}": share(known[:, 1] < most, f"top-{most}|classes:{num_classes}") for most in tops(num_classes)
+        }
         labels = fingerprint([[number, everything[number][0]] for number in sorted(everything)])
         data = {"sha256": labels, "images": "as given"}
         return Evaluation(cls.name, split, len(images), len(images) - len(everything), measures, data)
@@ -297,13 +299,13 @@ class ImageClassificationTask(Task):
     @classmethod
     def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:
         """Guessing gives 1 / classes: this, and two standard deviations of it over so many samples, in percent."""
-        guess = 1 / model_config["classes"]
+        guess = 1 / model_config["num_classes"]
         return 100 * (guess + 2 * math.sqrt(guess * (1 - guess) / samples))
 
     @classmethod
     def random_batch(cls, model: Model, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         (images,) = model.random_inputs(batch, length, generator)
-        labels = torch.randint(model.config.classes, (batch,), generator=generator, device=generator.device)
+        labels = torch.randint(model.config.num_classes, (batch,), generator=generator, device=generator.device)
         return {"images": images, "labels": labels}
 
 

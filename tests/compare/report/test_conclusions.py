@@ -224,7 +224,7 @@ def test_models_that_have_learned_nothing_are_called_so(
 def test_what_guessing_gives() -> None:
     assert task_class("translation").chance_level({}, 100) == 1
     assert task_class("language-model").chance_level({"vocab": 8000}, 100) == 4000
-    assert task_class("image-classification").chance_level({"classes": 10}, 900) == pytest.approx(12)
+    assert task_class("image-classification").chance_level({"num_classes": 10}, 900) == pytest.approx(12)
 
 
 def test_an_unfair_comparison_is_said() -> None:

@@ -24,21 +24,21 @@ class MixingOptions(Options):
     smoothing: float = Field(0.1, ge=0, lt=1, description="The label smoothing of the targets.")
 
 
-def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """Returns targets (B, classes) of labels (B,): smoothing / classes everywhere, and the rest at the label."""
-    targets = torch.full((len(labels), classes), smoothing / classes, device=labels.device)
-    return targets.scatter_(1, labels[:, None], 1 - smoothing + smoothing / classes)
+def soft_targets(labels: Tensor, num_classes: int, smoothing: float = 0.0) -> Tensor:
+    """Targets (B, num_classes) of labels (B,): smoothing / num_classes everywhere, and the rest at the label."""
+    targets = torch.full((len(labels), num_classes), smoothing / num_classes, device=labels.device)
+    return targets.scatter_(1, labels[:, None], 1 - smoothing + smoothing / num_classes)
 
 
 def mix_batch(
-    images: Tensor, labels: Tensor, classes: int, options: MixingOptions, generator: torch.Generator
+    images: Tensor, labels: Tensor, num_classes: int, options: MixingOptions, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Mixes image i of the batch with image B - 1 - i. Returns new images and soft targets (B, classes).
+    """Mixes image i of the batch with image B - 1 - i. Returns new images and soft targets (B, num_classes).
 
     images: (B, C, H, W), labels: (B,). Mixup gives share · x_i + (1 - share) · x_j; CutMix pastes a box of x_j into
     x_i, and its share is the part of the area that is left. The targets are mixed by the same share.
     """
-    targets = soft_targets(labels, classes, options.smoothing)
+    targets = soft_targets(labels, num_classes, options.smoothing)
     choice = _choose(options, generator)
     if choice is None:
         return images, targets

@@ -67,7 +67,7 @@ def text_graph(model: LanguageModel | MaskedLanguageModel | TextClassifier) -> E
     tokens = torch.zeros(EXAMPLE_BATCH, example_length(limit), dtype=torch.int64)
     logits_shape: Shape = ("batch", "time", model.config.vocab)
     if isinstance(model, TextClassifier):
-        logits_shape = ("batch", model.config.classes)
+        logits_shape = ("batch", model.config.num_classes)
     return ExportGraph(
         "model",
         LogitsOnly(model),
@@ -81,7 +81,7 @@ def text_graph(model: LanguageModel | MaskedLanguageModel | TextClassifier) -> E
 def image_graph(model: VisionTransformer | Pyramid, image_size: int) -> ExportGraph:
     """Returns the graph of an image classifier. image_size: the side of the images in pixels."""
     shape = (model.config.channels, image_size, image_size)
-    shapes: dict[str, Shape] = {"images": ("batch", *shape), "logits": ("batch", model.config.classes)}
+    shapes: dict[str, Shape] = {"images": ("batch", *shape), "logits": ("batch", model.config.num_classes)}
     return ExportGraph("model", LogitsOnly(model), {"images": torch.zeros(EXAMPLE_BATCH, *shape)}, shapes, ("logits",))
 
 

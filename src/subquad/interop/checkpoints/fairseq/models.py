@@ -115,7 +115,7 @@ def _convert_stack(side: str, config: Config, state: State) -> tuple[dict[str, A
         "layers": layers,
         "dim": first["fc1.weight"].shape[1],
         "heads": config[f"{side}_attention_heads"],
-        "hidden": first["fc1.weight"].shape[0],
+        "ffn_dim": first["fc1.weight"].shape[0],
         "mixer": MixerChoice.of(mixers),
         "cross": MixerChoice.of(crosses) if crosses else None,
         "activation": config.get("activation_fn", "relu"),

@@ -100,11 +100,11 @@ def _convert_stack(config: Config, state: State) -> tuple[dict[str, Any], Weight
         refs |= {name: owner for name in refs if "compress_" in name}
     if "compress_layer.weight" in state:
         refs["compress_layer.weight"] = owner
-    hidden = state["layers.0.fc1.weight"].shape[0]
+    ffn_dim = state["layers.0.fc1.weight"].shape[0]
     return {
         "layers": layers,
         "heads": config["encoder_attention_heads"],
-        "hidden": hidden,
+        "ffn_dim": ffn_dim,
         "mixer": MixerChoice.of(mixers),
         "activation": config.get("activation_fn", "gelu"),
         "norm": "post",

@@ -77,7 +77,7 @@ def convert_stack(config: Config, state: State, names: tuple[str, str | None]) -
         "layers": layers,
         "dim": state["stacked.0.mlp.0.weight"].shape[1],
         "heads": config["model"]["n_heads"],
-        "hidden": state["stacked.0.mlp.0.weight"].shape[0],
+        "ffn_dim": state["stacked.0.mlp.0.weight"].shape[0],
         "ffn_bias": False,
         "mixer": MixerChoice.of(mixers),
         "cross": MixerChoice.of(crosses) if crosses else None,

@@ -58,7 +58,7 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Conv
     state: State = contents["model"]
     name = str(args.get("model", "ViT"))
     origin, model, size = _convert_model(name, args, state)
-    classes, notes = _class_names(folder / CLASSES, model.config.classes)
+    classes, notes = _class_names(folder / CLASSES, model.config.num_classes)
     small = size <= SMALL
     augment = AugmentOptions(size=size, crop="pad" if small else "resized", eval_crop=1.0 if small else 0.875)
     described = augment.model_dump(mode="json")

@@ -43,13 +43,13 @@ def convert_evit(config: Config, state: State) -> ConvertedModule[Model]:
         "drop_path": config.get("drop_path_rate", 0.0),
     }
     if config.get("use_glu"):
-        encoder["hidden"] //= 2
+        encoder["ffn_dim"] //= 2
     options = {
         "kind": "vision",
         "image_size": config["input_size"],
         "channels": config.get("in_chans", 3),
-        "classes": state["head.weight"].shape[0],
-        "patch": config["patch_size"],
+        "num_classes": state["head.weight"].shape[0],
+        "patch_size": config["patch_size"],
         "stem": _STEMS[config.get("patchify_stem", "default")],
         "positions": not config.get("no_pos_emb", False),
         "dim": config["embed_dim"],
@@ -96,7 +96,7 @@ def convert_pyramid(config: Config, state: State) -> ConvertedModule[Model]:
     options = {
         "kind": "pyramid",
         "channels": config.get("in_chans", 3),
-        "classes": state["head.weight"].shape[0],
+        "num_classes": state["head.weight"].shape[0],
         "stages": stages,
         "drop_path": config.get("drop_path_rate", 0.0),
     }
@@ -127,8 +127,8 @@ def convert_vit(config: Config, state: State) -> ConvertedModule[Model]:
     options = {
         "kind": "vision",
         "image_size": config["img"],
-        "classes": state["head.weight"].shape[0],
-        "patch": config["patch"],
+        "num_classes": state["head.weight"].shape[0],
+        "patch_size": config["patch"],
         "class_token": True,
         "dim": config["dim"],
         "encoder": encoder,
@@ -173,8 +173,8 @@ def _convert_blocks(
 
 
 def _stack_options(state: State, block: str, mixers: list[Mixer]) -> dict[str, Any]:
-    hidden = state[f"{block}mlp.fc1.weight"].shape[0]
-    return {"layers": len(mixers), "hidden": hidden, "norm": "pre", "mixer": MixerChoice.of(mixers)}
+    ffn_dim = state[f"{block}mlp.fc1.weight"].shape[0]
+    return {"layers": len(mixers), "ffn_dim": ffn_dim, "norm": "pre", "mixer": MixerChoice.of(mixers)}
 
 
 def _map_same_names(state: State, prefix: str) -> WeightMap:
