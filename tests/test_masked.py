@@ -1,4 +1,4 @@
-"""Masked language models: which tokens are hidden, training and evaluation, the official Linformer's checkpoints."""
+"""Masked language models: which tokens are masked, training and evaluation, the official Linformer's checkpoints."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ SYMBOL = 99
 PLAIN = np.arange(10, 60)
 
 
-def hidden(options: dict[str, float], rounds: int = 400) -> tuple[np.ndarray, np.ndarray]:
+def masked(options: dict[str, float], rounds: int = 400) -> tuple[np.ndarray, np.ndarray]:
     """What is read and where it is asked, of the same 50 tokens many times: (rounds, 50) both."""
     masking = Masking(MaskOptions(**options), SYMBOL, np.array([7, 8]))
     drawn = [masking.apply(PLAIN, np.random.default_rng([0, number])) for number in range(rounds)]
@@ -32,7 +32,7 @@ def hidden(options: dict[str, float], rounds: int = 400) -> tuple[np.ndarray, np
 
 
 def test_shares_are_those_that_were_asked_for() -> None:
-    read, asked = hidden({"share": 0.25, "kept": 0.3, "random": 0.2})
+    read, asked = masked({"share": 0.25, "kept": 0.3, "random": 0.2})
     assert (read[~asked] == np.broadcast_to(PLAIN, read.shape)[~asked]).all()
     assert asked.mean() == pytest.approx(0.25, abs=1e-2)
     assert {12, 13} == set(asked.sum(1))  # a quarter of 50 is rounded both ways
@@ -120,7 +120,7 @@ def test_what_is_hidden_is_found_from_what_is_around_it(run: Path) -> None:
     assert command(["evaluate", str(run), "--split", "test"]) == 0
     found = json.loads((run / "evaluation-test.json").read_text())
     assert found["metrics"]["ppl"]["value"] < 4, "of twelve words, those around tell which it is"
-    assert 0.1 < found["counts"]["hidden tokens"] / found["counts"]["tokens"] < 0.2
+    assert 0.1 < found["counts"]["masked tokens"] / found["counts"]["tokens"] < 0.2
 
 
 def test_evaluation_hides_the_same_and_training_others(run: Path) -> None:
@@ -134,7 +134,7 @@ def test_evaluation_hides_the_same_and_training_others(run: Path) -> None:
     assert size == 11, "beginning, nine words, end"
     assert first["inputs"][0, 0] == task.tokenizer.bos
     assert first["targets"][0, 0] == task.tokenizer.pad, "the beginning is not asked for"
-    assert int(first["inputs"].max()) == task.tokenizer.size, "a symbol that no text has hides words"
+    assert int(first["inputs"].max()) == task.tokenizer.size, "a symbol that no text has masks words"
     assert load_run(run).model.config.mask == task.tokenizer.size
 
 
@@ -175,7 +175,7 @@ def test_mechanisms_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     result = json.loads((out / "result.json").read_text())
     assert [trial["status"] for trial in result["trials"]] == ["done", "done"]
     assert {point["part"] for point in result["measurements"]["lengths"]} == {"encoder", "full"}
-    assert "perplexity of hidden words" in capsys.readouterr().out
+    assert "perplexity of masked words" in capsys.readouterr().out
 
 
 def test_masking_means_nothing_to_other_tasks() -> None:

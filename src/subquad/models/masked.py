@@ -1,6 +1,6 @@
-"""Masked language model: embedding, bidirectional stack, logits of the words that were hidden (RoBERTa).
+"""Masked language model: embedding, bidirectional stack, logits of the words that were masked (RoBERTa).
 
-A hidden word is replaced by a symbol of its own, the last of the vocabulary: no text has it, so no tokenizer does.
+A masked word is replaced by a symbol of its own, the last of the vocabulary: no text has it, so no tokenizer does.
 """
 
 from typing import ClassVar, Literal
@@ -19,7 +19,7 @@ from subquad.nn.stack import Stack, StackConfig, Stacked
 
 class MaskedLanguageModelConfig(ModelConfig):
     kind: Literal["masked-language-model"] = "masked-language-model"
-    vocab: int = Field(ge=2, description="number of symbols; the last stands in the place of hidden words")
+    vocab: int = Field(ge=2, description="number of symbols; the last stands in the place of masked words")
     dim: int = Field(512, ge=1, description="width of the model")
     embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
     encoder: StackConfig = Field(description="the stack")

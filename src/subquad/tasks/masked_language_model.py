@@ -1,7 +1,7 @@
-"""Masked language modelling: the hidden tokens of a text, given all others, from text cut into blocks.
+"""Masked language modelling: the masked tokens of a text, given all others, from text cut into blocks.
 
-A sample is the symbol of a beginning and a block of tokens. Which of them are hidden depends on the sample and on the
-seed that the trainer gives its batch: training hides others in each epoch, validation and evaluation always the same.
+A sample is the symbol of a beginning and a block of tokens. Which of them are masked depends on the sample and on the
+seed that the trainer gives its batch: training masks others in each epoch, validation and evaluation always the same.
 """
 
 from collections.abc import Mapping
@@ -34,12 +34,12 @@ NUM_BEGINNING = 1
 NUM_SPECIAL = NUM_BEGINNING + 1
 """Those and the end of a line."""
 RANDOM_TARGETS_EVERY = 7
-"""A random batch asks for every so many tokens: about the share that training hides."""
+"""A random batch asks for every so many tokens: about the share that training masks."""
 
 
 class MaskedLanguageModelData(TextData):
     blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut into samples")
-    masking: MaskOptions = Field(default_factory=MaskOptions, description="which tokens the model has to find")
+    masking: MaskOptions = Field(default_factory=MaskOptions, description="which tokens the model has to predict")
 
     task = "masked-language-model"
     sample_kind = "text"
@@ -52,7 +52,7 @@ def beginning(tokenizer: Tokenizer) -> int:
 
 
 class MaskedSamples:
-    """Blocks of one store, with some of their tokens hidden."""
+    """Blocks of one store, with some of their tokens masked."""
 
     def __init__(self, store: Lines, blocks: BlockOptions, masking: MaskOptions, tokenizer: Tokenizer) -> None:
         if blocks.tokens_per_sample <= NUM_BEGINNING:
@@ -66,25 +66,25 @@ class MaskedSamples:
         self.sizes: tuple[np.ndarray, ...] = (self.blocks.sizes + NUM_BEGINNING,)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
-        """inputs (B, T); targets (B, T): the hidden tokens, padding where nothing is asked; padding (B, T)."""
+        """inputs (B, T); targets (B, T): the masked tokens, padding where nothing is asked; padding (B, T)."""
         return collate_blocks([self._sample(int(number), seed) for number in numbers], self.tokenizer.pad)
 
     def _sample(self, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = self.blocks.stream(int(self.blocks.begin[number]), int(self.blocks.end[number]))
         read, asked = self.masking.apply(tokens, np.random.default_rng([seed, number]))
         targets = np.where(asked, tokens, self.tokenizer.pad)
-        # the beginning is no word: it is neither hidden nor asked for
+        # the beginning is no word: it is neither masked nor asked for
         return np.append(self.first, read), np.append(self.tokenizer.pad, targets)
 
 
-def hidden_losses(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
+def masked_losses(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
     """[summed nll, number of targets] of every sample of a batch."""
     x, _, _ = model.features(batch["inputs"], _needed(batch["padding"]))
     return losses_by_row(model.head, model.words(x), batch["targets"], pad=pad)
 
 
 def _needed(padding: Tensor | None) -> Tensor | None:
-    """Padding that hides nothing is none: mechanisms are faster without."""
+    """Padding that masks nothing is none: mechanisms are faster without."""
     return padding if padding is not None and bool(padding.any()) else None
 
 
@@ -93,8 +93,8 @@ class MaskedLanguageModelTask(BlockTask):
     name = "masked-language-model"
     Data = MaskedLanguageModelData
     model_kinds = ("masked-language-model",)
-    main_metric = MainMetric("ppl", "perplexity of hidden words", "lower", perplexity_score)
-    extra_symbols = 1  # it hides words
+    main_metric = MainMetric("ppl", "perplexity of masked words", "lower", perplexity_score)
+    extra_symbols = 1  # the mask
 
     def __init__(
         self,
@@ -148,16 +148,16 @@ class MaskedLanguageModelTask(BlockTask):
         samples = MaskedSamples(TokenLines(lines), config.blocks, config.masking, tokenizer)
         losses = shards.rows(
             samples,
-            lambda batch: hidden_losses(model, to_device(batch, run.device), tokenizer.pad),
+            lambda batch: masked_losses(model, to_device(batch, run.device), tokenizer.pad),
             "pieces of text scored",
         )
-        hidden = config.masking
-        how = f"hidden:{hidden.share:g}, {hidden.kept:g} kept, {hidden.random:g} random"
+        masking = config.masking
+        how = f"masked:{masking.share:g}, {masking.kept:g} kept, {masking.random:g} random"
         how += f"|sample:{config.blocks.tokens_per_sample}|breaks:{config.blocks.breaks}"
         how += f"|tokenizer:{tokenizer.fingerprint()[:12]}"
-        measures = {"ppl": perplexity(losses, signature=f"per:hidden token|{how}")}
-        counts = {"hidden tokens": int(losses[:, 1].sum()), "tokens": samples.blocks.total, "pieces": len(losses)}
-        settings = {"masking": hidden.model_dump(mode="json"), **config.blocks.model_dump(mode="json")}
+        measures = {"ppl": perplexity(losses, signature=f"per:masked token|{how}")}
+        counts = {"masked tokens": int(losses[:, 1].sum()), "tokens": samples.blocks.total, "pieces": len(losses)}
+        settings = {"masking": masking.model_dump(mode="json"), **config.blocks.model_dump(mode="json")}
         data = {"sha256": fingerprint(texts), "text": origin}
         return Evaluation(cls.name, split, len(texts), 0, measures, data, settings, counts)
 
