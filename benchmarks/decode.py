@@ -28,10 +28,10 @@ from benchmarks.page import described, filled, missed, numeric_columns, table
 from subquad.allocator import set_up_command
 from subquad.cli.output import print_table
 from subquad.compare.measure.checks import relative_distance
-from subquad.decode.beam import Request, Symbols, beam_search
-from subquad.decode.fast import prepared
+from subquad.decode.beam import SearchRequest, SpecialTokens, beam_search
+from subquad.decode.inference import prepare_for_inference
 from subquad.decode.options import DecodeOptions
-from subquad.decode.scoring import Scorer, Scores, TargetScorer
+from subquad.decode.scoring import Scorer, Seq2SeqScorer, TokenScores
 from subquad.decode.translate import Translator
 from subquad.kernels.vocabulary import largest
 from subquad.mixers import available, mixer_class
@@ -39,7 +39,7 @@ from subquad.models import LanguageModel, Seq2Seq, build_model
 from subquad.nn.stack import StackState
 from subquad.train.run import load_run
 
-SYMBOLS = Symbols(pad=1, eos=2, unk=3)
+SYMBOLS = SpecialTokens(pad=1, eos=2, unk=3)
 ORIGINAL = 1700
 """Tokens a second of the original program: Multi30k test set, beam 5, 128 sentences a batch, 2 threads."""
 TITLES = {
@@ -56,17 +56,17 @@ TITLES = {
 
 
 class WholeScorer:
-    """Scores as TargetScorer does, without a state: every step reads the target from its beginning."""
+    """Scores as Seq2SeqScorer does, without a state: every step reads the target from its beginning."""
 
     def __init__(self, model: Seq2Seq, source: Tensor) -> None:
         self.model, self.context = model, model.encode(source).x
         self.tokens = torch.empty(len(source), 0, dtype=torch.int64)
 
-    def step(self, tokens: Tensor, temperature: float = 1.0) -> Scores:
+    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         self.tokens = torch.cat([self.tokens, tokens[:, None]], 1)
         context = self.context.repeat_interleave(len(tokens) // len(self.context), 0)
         x = self.model.features(self.tokens, context).x
-        return Scores.of(self.model.head(x[:, -1]), temperature)
+        return TokenScores.of(self.model.head(x[:, -1]), temperature)
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
         self.tokens = self.tokens[index]
@@ -82,17 +82,17 @@ def translation(effort: Effort) -> Iterator[Result]:
     model = cast(Seq2Seq, build_model("lightconv_iwslt_de_en", **sizes).eval())
     source = torch.randint(4, size["vocab"], (2, time_ // 2))
     options = DecodeOptions(beam=beam, min_len=time_, max_len_b=time_)
-    request = Request(torch.full((2,), SYMBOLS.eos), torch.full((2,), time_))
+    request = SearchRequest(torch.full((2,), SYMBOLS.eos), torch.full((2,), time_))
 
     def search(scorer: Callable[[], Scorer]) -> list[list[int]]:
         found = beam_search(scorer(), request, options, SYMBOLS)
         return [sentence[0].tokens for sentence in found]
 
-    fast = prepared(model, "float32")
+    fast = prepare_for_inference(model, "float32")
     scorers: dict[str, Callable[[], Scorer]] = {
         "without state": lambda: WholeScorer(model, source),
-        "streaming": lambda: TargetScorer(model, source, None),
-        "streaming, prepared": lambda: TargetScorer(fast, source, None),
+        "streaming": lambda: Seq2SeqScorer(model, source, None),
+        "streaming, prepared": lambda: Seq2SeqScorer(fast, source, None),
     }
     labels = {"model": "lightconv_iwslt_de_en", "sentences": 2, "beam": beam, "tokens": time_}
     expected = search(scorers["without state"])
@@ -135,7 +135,11 @@ def language(effort: Effort) -> Iterator[Result]:
     count, size = (4, (6, 32, 100)) if effort.quick else (32, (6, 512, 32_000))
     for mixer in ("lightconv", "softmax"):
         model = language_model(mixer, size)
-        models = {"plain": model, "float32": prepared(model, "float32"), "int8": prepared(model, "int8")}
+        models = {
+            "plain": model,
+            "float32": prepare_for_inference(model, "float32"),
+            "int8": prepare_for_inference(model, "int8"),
+        }
         weights = sum(parameter.numel() for parameter in model.parameters())
         filler = torch.zeros(weights)  # as many bytes as the weights; read, they leave no weight in a cache
         labels = {"mechanism": mixer, "weights MB": round(4 * weights / MEGABYTE)}
@@ -184,7 +188,7 @@ def growth(effort: Effort) -> Iterator[Result]:
         if not mixer_class(mixer).capabilities.causal:
             continue
         kept = mixer_class(mixer).capabilities.state
-        model = prepared(language_model(mixer, size, **OPTIONS.get(mixer, {})), "float32")
+        model = prepare_for_inference(language_model(mixer, size, **OPTIONS.get(mixer, {})), "float32")
         _, first = greedy(model, early)
         _, last = greedy(model, late - early, first)
         states, seconds = {early: first, late: last}, {early: [], late: []}
@@ -231,7 +235,7 @@ def trained(run: Path, source: Path, references: Path, effort: Effort) -> Iterat
     made: dict[str, int] = {}
 
     def translate(name: str, translator: Translator) -> None:
-        made[name] = sum(len(one.candidates[0].tokens) for one in translator.lines(texts))
+        made[name] = sum(len(one.candidates[0].tokens) for one in translator.translate(texts))
 
     kinds: tuple[Any, ...] = ("float32", "int8")
     translators = {
@@ -244,7 +248,7 @@ def trained(run: Path, source: Path, references: Path, effort: Effort) -> Iterat
     labels = {"sentences": len(texts), "beam": 5, "sentences a batch": 128}
     numbers = {f"{name} tokens/s": value for name, value in rates.items()}
     yield Result("run", labels, numbers, rates["float32"] / ORIGINAL, ("at least", 2.5), seconds=seconds)
-    perplexities = {name: perplexity(prepared(model, name), *tokenizers, texts, wanted) for name in kinds}
+    perplexities = {name: perplexity(prepare_for_inference(model, name), *tokenizers, texts, wanted) for name in kinds}
     numbers = {f"{name} perplexity": value for name, value in perplexities.items()}
     yield Result("run-int8", labels, numbers, perplexities["int8"] / perplexities["float32"])
 

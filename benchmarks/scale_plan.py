@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from subquad.models.costs import FLOAT_BYTES, Costs, costs
+from subquad.models.costs import FLOAT_BYTES, Costs, estimate_costs
 from subquad.tasks.language_model import LanguageModelData
 from subquad.train.recipe import Recipe, read_recipe
 from tools.markdown import fill_between, markdown_table
@@ -98,7 +98,7 @@ def plan_of(name: str, gpus: int) -> Plan:
     length = recipe.data.blocks.tokens_per_sample if isinstance(recipe.data, LanguageModelData) else SENTENCE
     passes = ceil(recipe.train.accumulate / gpus)
     batch = max(1, round(budget * recipe.train.accumulate / (length * gpus * passes)))
-    found = costs(recipe.model_data({}), batch, length, streaming=False)
+    found = estimate_costs(recipe.model_data({}), batch, length, streaming=False)
     return Plan(name, recipe, gpus, passes, batch * length, found)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from subquad.compare.measure.lengths import Part
 from subquad.compare.plan import Plan
 from subquad.compare.variants import Variant
-from subquad.models.presets import merged
+from subquad.models.presets import merge_options
 from subquad.nn.stack import MixerChoice
 from subquad.train.recipe import Recipe, read_recipe
 
@@ -55,7 +55,7 @@ class Study:
     def plan(self, repeats: int, longest: int, quick: bool) -> Plan:
         """quick: toy sizes, whose times mean nothing."""
         lengths = self.toy_lengths if quick else tuple(length for length in self.lengths if length <= longest)
-        sizes = merged(self.sizes, self.toy_sizes) if quick else self.sizes
+        sizes = merge_options(self.sizes, self.toy_sizes) if quick else self.sizes
         recipes = {label: _sized(source, sizes) for label, source in self.models.items()}
         return Plan(
             recipe=recipes[self.baseline].model_dump(mode="json"),
@@ -75,7 +75,7 @@ class Study:
 
 def _sized(source: Source, sizes: Data) -> Recipe:
     recipe = read_recipe(RECIPES / f"{source.recipe}.yaml")
-    model = merged(merged(recipe.model, source.changes), sizes)
+    model = merge_options(merge_options(recipe.model, source.changes), sizes)
     return Recipe.parse(source.recipe, {**recipe.model_dump(mode="json"), "model": model})
 
 

@@ -33,7 +33,7 @@ import yaml
 from PIL import Image
 
 from subquad.cli.main import run
-from subquad.models.presets import merged
+from subquad.models.presets import merge_options
 from subquad.train.recipe import Recipe, read_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -301,8 +301,8 @@ def in_process(words: list[str], folder: Path | None = None) -> str:
 
 def with_part(part: dict[str, Any]) -> dict[str, Any]:
     """A whole recipe with this part of one, of the task that it names; data is taken as it is."""
-    whole = merged(WHOLE, SMALL.get(part.get("task", ""), {}))
-    return merged(whole, part) | {"data": part.get("data", WHOLE["data"])}
+    whole = merge_options(WHOLE, SMALL.get(part.get("task", ""), {}))
+    return merge_options(whole, part) | {"data": part.get("data", WHOLE["data"])}
 
 
 def write_data(folder: Path) -> None:

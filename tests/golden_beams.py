@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from subquad.decode.align import cross_weights
-from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search
+from subquad.decode.align import cross_attention_weights
+from subquad.decode.beam import Hypothesis, SearchRequest, SpecialTokens, beam_search
 from subquad.decode.options import DecodeOptions
-from subquad.decode.scoring import TargetScorer
+from subquad.decode.scoring import Seq2SeqScorer
 from subquad.interop.checkpoints.fairseq.models import convert_model
 from subquad.models import Seq2Seq
 from tests.golden_files import OUTPUT_TOLERANCE, assert_close, load, padding_of
@@ -43,7 +43,7 @@ def check_beams(path: Path) -> None:
     fixture = load(path.with_name(content["model_file"]))
     model = convert_model(fixture.config, fixture.under("state.")).module.eval()
     assert isinstance(model, Seq2Seq)
-    source, symbols = fixture["src_tokens"], Symbols(content["pad"], content["eos"], content["unk"])
+    source, symbols = fixture["src_tokens"], SpecialTokens(content["pad"], content["eos"], content["unk"])
     padding = padding_of(source)
     assert content["settings"], "a fixture without settings"
     with torch.no_grad():
@@ -51,15 +51,15 @@ def check_beams(path: Path) -> None:
             options = options_of(setting["args"])
             # The original's limit of length is that of the longest source in the batch.
             limit = int(options.max_len_a * source.shape[1] + options.max_len_b)
-            request = Request(torch.full((len(source),), symbols.eos), torch.full((len(source),), limit))
-            found = beam_search(TargetScorer(model, source, padding), request, options, symbols)
+            request = SearchRequest(torch.full((len(source),), symbols.eos), torch.full((len(source),), limit))
+            found = beam_search(Seq2SeqScorer(model, source, padding), request, options, symbols)
             assert len(found) == len(setting["hypos"])
             for ours, theirs in zip(found, setting["hypos"], strict=True):
                 compare(ours, theirs)
         if "attn_last_layer" in fixture:
             target = fixture["prev_output_tokens"]
             there = target != symbols.pad
-            weights = cross_weights(model, source, padding, target)
+            weights = cross_attention_weights(model, source, padding, target)
             assert_close(weights[there], fixture["attn_last_layer"][there], OUTPUT_TOLERANCE, "attention to the source")
 
 

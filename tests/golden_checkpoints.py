@@ -58,7 +58,7 @@ def translations(loaded: LoadedRun, lines: list[str], **options: Any) -> list[li
     assert isinstance(loaded.model, Seq2Seq)
     sides = loaded.tokenizer("source"), loaded.tokenizer("target")
     translator = Translator([loaded.model], *sides, DecodeOptions(**options))
-    return [found.candidates for found in translator.lines(lines)]
+    return [found.candidates for found in translator.translate(lines)]
 
 
 # ---------------------------------------------------------------------- checkpoints

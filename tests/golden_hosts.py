@@ -31,9 +31,9 @@ from subquad.mixers.primal import Primal
 from subquad.models import MaskedLanguageModel
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
-from subquad.nn.feedforward import PLAIN
-from subquad.nn.positions import LearnedPositions, count_tokens
-from subquad.nn.stack import MixerChoice, Stack, StackConfig, Stacked
+from subquad.nn.feedforward import ACTIVATIONS
+from subquad.nn.positions import LearnedPositions, position_ids
+from subquad.nn.stack import MixerChoice, Stack, StackConfig, StackOutput
 from tests.golden_files import OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
 
 Config = Mapping[str, Any]
@@ -73,7 +73,7 @@ def check_gradients(fixture: Fixture, imported: ConvertedModule[Any], loss: Tens
 
 
 def check_contract(
-    features: Callable[[Tensor, Tensor | None], Stacked], given: Tensor, padding: Tensor, as_original: Tensor
+    features: Callable[[Tensor, Tensor | None], StackOutput], given: Tensor, padding: Tensor, as_original: Tensor
 ) -> None:
     """With padding known everywhere, rows without any are the original's, and the others what they are alone."""
     with torch.no_grad():
@@ -98,10 +98,10 @@ class LongRangeHost(nn.Module):
         super().__init__()
         self.embedding, self.stack, self.head = embedding, stack, head
 
-    def features(self, ids: Tensor, padding: Tensor | None) -> Stacked:
+    def features(self, ids: Tensor, padding: Tensor | None) -> StackOutput:
         return self.stack(self.embedding(ids, padding), BlockInputs(padding))
 
-    def features_as_original(self, ids: Tensor, padding: Tensor) -> Stacked:
+    def features_as_original(self, ids: Tensor, padding: Tensor) -> StackOutput:
         """Padded tokens are embedded, sampled and counted like others; the last features there are zeros."""
         with masks_of_original(self.stack, padding):
             done = self.features(ids, None)
@@ -210,8 +210,8 @@ class TimeSeriesHost(nn.Module):
         self.enter, self.positions = nn.Linear(config["feat_dim"], dim), LearnedPositions(dim, most)
         self.stack, self.head = stack, nn.Linear(dim * most, config["classes"])
 
-    def features(self, series: Tensor, padding: Tensor | None) -> Stacked:
-        number = count_tokens(padding, series.shape[1], None, series.device)
+    def features(self, series: Tensor, padding: Tensor | None) -> StackOutput:
+        number = position_ids(padding, series.shape[1], None, series.device)
         scale = self.positions.table.shape[1] ** 0.5
         return self.stack(scale * self.enter(series) + self.positions(number), BlockInputs(padding))
 
@@ -244,7 +244,7 @@ def check_time_series(fixture: Fixture) -> None:
     host = imported.module.eval()
     features, _, aux = host.features(series, None)
     assert aux is not None
-    logits = host.head((PLAIN[config["activation"]](features) * there[..., None]).flatten(1))
+    logits = host.head((ACTIVATIONS[config["activation"]](features) * there[..., None]).flatten(1))
     entropy, ksvd = F.cross_entropy(logits, fixture["in.label"].view(-1), reduction="none"), aux.mean(0)
     total = entropy + config["eta"] * ksvd
     assert_close(logits, fixture["out.logits"], OUTPUT_TOLERANCE, "logits")
@@ -279,7 +279,7 @@ def check_roberta(fixture: Fixture) -> None:
     features = model.encoder(states[0], BlockInputs()).x
     for hook in hooks:
         hook.remove()
-    logits = model.head(model.words(features))
+    logits = model.head(model.head_inputs(features))
     loss = F.cross_entropy(logits[~padding], tokens[~padding], reduction="sum")
     for number, state in enumerate(states):
         golden = fixture[f"out.inner_state.{number}"].transpose(0, 1)

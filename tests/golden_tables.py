@@ -9,9 +9,9 @@ import torch
 
 from subquad.evaluate.bleu import token_bleu
 from subquad.models import Model, build_model, preset
-from subquad.models.costs import costs
+from subquad.models.costs import estimate_costs
 from subquad.models.presets import PRESETS
-from subquad.nn.positions import build_positions, count_tokens
+from subquad.nn.positions import build_positions, position_ids
 from tests import golden_arguments, golden_batching, golden_text, golden_training
 from tests.golden_files import OUTPUT_TOLERANCE, assert_close
 
@@ -72,7 +72,7 @@ def check_multiplications(content: dict[str, float]) -> None:
     for key, billions in content.items():
         with torch.device("meta"):
             config = vision_model(key).config.model_dump(mode="json")
-        ours = costs(config, batch=1, length=1).flops / 2e9
+        ours = estimate_costs(config, batch=1, length=1).flops / 2e9
         if key.endswith("/lara"):
             assert billions <= ours <= 1.1 * billions, key
         else:
@@ -92,7 +92,7 @@ def check_sinusoids(content: dict[str, Any]) -> None:
     padding = tokens == content["padding_idx"]
     positions = build_positions("sinusoidal", content["dim"], 1)
     assert positions is not None
-    ours = positions(count_tokens(padding, tokens.shape[1], None, tokens.device))
+    ours = positions(position_ids(padding, tokens.shape[1], None, tokens.device))
     golden = torch.tensor(content["out"])
     assert_close(ours[~padding], golden[~padding], OUTPUT_TOLERANCE, "positions of tokens")
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.mixers import available, mixer_class
-from subquad.models import PRESETS, Model, Output, build_model
+from subquad.models import PRESETS, Model, ModelOutput, build_model
 
 TINY_DIM, TINY_HEADS = 16, 2
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -100,5 +100,5 @@ def inputs(model: Model, batch: int = 2, time: int = 12) -> tuple[Tensor, ...]:
     return (torch.randint(2, config.vocab, (batch, time), generator=generator),)
 
 
-def run(model: Model) -> Output:
+def run(model: Model) -> ModelOutput:
     return model(*inputs(model))

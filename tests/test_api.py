@@ -148,7 +148,7 @@ def test_a_run_translates(here: Path) -> None:
 def test_an_ensemble_of_a_run_with_itself_translates_as_the_run(here: Path) -> None:
     run = subquad.load_run("runs/phrases", "last")
     alone, together = (run.translator(*others, nbest=2) for others in ((), (run,)))
-    first, second = (next(iter(one.lines(["5 km"]))) for one in (alone, together))
+    first, second = (next(iter(one.translate(["5 km"]))) for one in (alone, together))
     assert [one.tokens for one in first.candidates] == [one.tokens for one in second.candidates]
 
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
-from subquad.decode.align import cross_weights
-from subquad.decode.beam import Hypothesis, Request, Symbols, beam_search, padded
+from subquad.decode.align import cross_attention_weights
+from subquad.decode.beam import Hypothesis, SearchRequest, SpecialTokens, beam_search, pad_rows
 from subquad.decode.generate import Generator
 from subquad.decode.options import DecodeOptions, SampleOptions
 from subquad.decode.sample import sample
-from subquad.decode.scoring import Ensemble, TargetScorer, TextScorer
+from subquad.decode.scoring import Ensemble, LanguageModelScorer, Seq2SeqScorer
 from subquad.decode.translate import Translator
 from subquad.models import LanguageModel, Seq2Seq, build_model
 from tests.model_cases import OPTIONS, able
 
-SYMBOLS = Symbols(pad=1, eos=2, unk=3)
+SYMBOLS = SpecialTokens(pad=1, eos=2, unk=3)
 STREAMING = OPTIONS | {"eva": {"window": 4, "chunk_size": 2}}  # a number of chunks would depend on the length to come
 STACK = {"layers": 2, "heads": 2, "ffn_dim": 24}
 
@@ -68,9 +68,9 @@ def sources(count: int = 5, vocab: int = 23) -> list[list[int]]:
 @torch.no_grad()
 def search(models: list[Seq2Seq], rows: list[list[int]], limit: int = 12, prefixes=None, **options: Any):
     options = {"beam": 4, "nbest": options.get("beam", 4), **options}
-    source, padding = padded(rows, SYMBOLS.pad)
-    scorers = [TargetScorer(model, source, padding) for model in models]
-    request = Request(torch.full((len(rows),), SYMBOLS.eos), torch.full((len(rows),), limit), prefixes)
+    source, padding = pad_rows(rows, SYMBOLS.pad)
+    scorers = [Seq2SeqScorer(model, source, padding) for model in models]
+    request = SearchRequest(torch.full((len(rows),), SYMBOLS.eos), torch.full((len(rows),), limit), prefixes)
     scorer = scorers[0] if len(models) == 1 else Ensemble(scorers)
     return beam_search(scorer, request, DecodeOptions(**options), SYMBOLS)
 
@@ -146,11 +146,11 @@ def test_lengths_are_kept() -> None:
 
 def test_limits_are_each_sentence_s_own() -> None:
     model, rows = translator_model(), sources()
-    source, padding = padded(rows, SYMBOLS.pad)
-    request = Request(torch.full((len(rows),), SYMBOLS.eos), torch.tensor([1, 2, 3, 4, 5]))
+    source, padding = pad_rows(rows, SYMBOLS.pad)
+    request = SearchRequest(torch.full((len(rows),), SYMBOLS.eos), torch.tensor([1, 2, 3, 4, 5]))
     with torch.no_grad():
         options = DecodeOptions(beam=3, nbest=3, min_len=5)
-        found = beam_search(TargetScorer(model, source, padding), request, options, SYMBOLS)
+        found = beam_search(Seq2SeqScorer(model, source, padding), request, options, SYMBOLS)
     assert [{len(one.tokens) - 1 for one in hypotheses} for hypotheses in found] == [{1}, {2}, {3}, {4}, {5}]
 
 
@@ -207,9 +207,9 @@ def test_scores_that_are_not_finite_are_refused() -> None:
 # ---------------------------------------------------------------------- sampling
 
 
-def scorer_of(model: LanguageModel, texts: list[list[int]]) -> TextScorer:
-    read, padding = padded([text[:-1] for text in texts], SYMBOLS.pad)
-    return TextScorer.after(model, read, padding)
+def scorer_of(model: LanguageModel, texts: list[list[int]]) -> LanguageModelScorer:
+    read, padding = pad_rows([text[:-1] for text in texts], SYMBOLS.pad)
+    return LanguageModelScorer.after(model, read, padding)
 
 
 @torch.no_grad()
@@ -288,11 +288,11 @@ def text_translator(**options: Any) -> Translator:
 def test_every_line_has_one_translation_in_order() -> None:
     lines = ["abc", "", "a" * 40, "b", "", "fed cba", "ab"]
     translator = text_translator(batch_sentences=2)
-    found = list(translator.lines(iter(lines)))
+    found = list(translator.translate(iter(lines)))
     assert len(found) == len(lines)
     assert [one.text for one in found][1] == ""
     assert translator.empty == 2
-    alone = [next(iter(text_translator().lines([line]))).text for line in lines]
+    alone = [next(iter(text_translator().translate([line]))).text for line in lines]
     assert [one.text for one in found] == alone
 
 
@@ -310,16 +310,16 @@ def test_long_lines_are_cut_where_the_model_ends() -> None:
     )
     assert isinstance(model, Seq2Seq)
     translator = Translator([model.eval()], TOKENIZER, TOKENIZER, DecodeOptions(beam=2))
-    found = list(translator.lines(["abcdefghij", "abc"]))
-    assert translator.shortened == 1
+    found = list(translator.translate(["abcdefghij", "abc"]))
+    assert translator.truncated == 1
     assert all(len(one.candidates[0].tokens) <= 6 for one in found)
-    assert found[0].text == next(iter(translator.lines(["abcdefg"]))).text
+    assert found[0].text == next(iter(translator.translate(["abcdefg"]))).text
 
 
 def test_alignments_point_into_the_source() -> None:
     model = translator_model(vocab=TOKENIZER.size)
     translator = Translator([model], TOKENIZER, TOKENIZER, DecodeOptions(max_len_b=8), alignments=True)
-    (found,) = translator.lines(["abcdef"])
+    (found,) = translator.translate(["abcdef"])
     alignment = found.candidates[0].alignment
     assert alignment is not None
     assert [target for _, target in alignment] == list(range(len(found.candidates[0].tokens) - 1))
@@ -334,8 +334,8 @@ def test_weights_of_a_source_are_where_its_words_are() -> None:
     model, source = translator_model(), torch.randint(4, 23, (2, 6), generator=torch.Generator().manual_seed(0))
     target = torch.randint(4, 23, (2, 4), generator=torch.Generator().manual_seed(1))
     padding = torch.arange(6) < torch.tensor([[0], [2]])
-    weights = cross_weights(model, source, padding, target)
-    alone = cross_weights(model, source[1:, 2:], None, target[1:])
+    weights = cross_attention_weights(model, source, padding, target)
+    alone = cross_attention_weights(model, source[1:, 2:], None, target[1:])
     torch.testing.assert_close(weights[1, :, 2:], alone[0])
     assert not weights[1, :, :2].any()
 

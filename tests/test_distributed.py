@@ -12,7 +12,7 @@ import yaml
 
 from subquad.cli.main import run as command
 from subquad.data.batches import BatchPlan
-from subquad.models import model_from
+from subquad.models import build_from_config
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.distributed import DistributedLoss, Workers, split_batches
 from subquad.train.metrics import read_metrics
@@ -152,7 +152,7 @@ def test_batches_that_cannot_be_shared_are_refused(tmp_path: Path) -> None:
 
 def test_skipped_blocks_cannot_be_sharded() -> None:
     stack = {**STACK, "layer_drop": 0.1}
-    model = model_from({"kind": "language-model", "vocab": 9, "dim": 16, "decoder": stack})
+    model = build_from_config({"kind": "language-model", "vocab": 9, "dim": 16, "decoder": stack})
     with pytest.raises(ValueError, match=r"train\.sharded: layer_drop"):
         DistributedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
 
@@ -160,7 +160,7 @@ def test_skipped_blocks_cannot_be_sharded() -> None:
 def test_weights_of_another_block_cannot_be_sharded() -> None:
     mixer = {"name": "linformer", "share_kv": True, "share_layers": True}
     stack = {**STACK, "layers": 2, "mixer": mixer}
-    model = model_from({"kind": "masked-language-model", "vocab": 9, "dim": 16, "encoder": stack})
+    model = build_from_config({"kind": "masked-language-model", "vocab": 9, "dim": 16, "encoder": stack})
     with pytest.raises(ValueError, match=r"train\.sharded: share_layers"):
         DistributedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from subquad.data.blocks import BlockOptions, Blocks
 from subquad.data.tokenizers.fairseq import FairseqDictionary, WordTokenizer
 from subquad.data.tokenizers.simple import ByteTokenizer
-from subquad.evaluate.accuracy import class_ranks, share
+from subquad.evaluate.accuracy import accuracy, class_ranks
 from subquad.evaluate.bleu import bleu, chrf, compound_bleu, split_compounds, token_bleu, word_bleu, word_splitter
 from subquad.evaluate.measure import Measure
-from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits, perplexity
-from subquad.evaluate.significance import interval, paired, resampled_sums
+from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits_per_unit, perplexity
+from subquad.evaluate.significance import confidence_interval, paired_test, resample_sums
 
 HYPOTHESES = ["The cat sat on the mat.", "A low-cost house, near the sea.", "Two dogs are playing in the snow."]
 REFERENCES = ["The cat sat on a mat.", "A low-cost house near the sea.", "Two dogs play in the snow."]
@@ -92,22 +92,22 @@ def test_unknown_words_of_a_reference_never_match() -> None:
 
 
 def means(values: list[float]) -> Measure:
-    return share(np.array(values), "mean")
+    return accuracy(np.array(values), "mean")
 
 
 def test_the_interval_of_a_mean_is_that_of_statistics() -> None:
     hits = np.random.default_rng(0).random(2000) < 0.3
-    found = interval(share(hits, "top-1"), resamples=2000)
+    found = confidence_interval(accuracy(hits, "top-1"), resamples=2000)
     deviation = math.sqrt(hits.mean() * (1 - hits.mean()) / len(hits))
     assert found.low == pytest.approx(hits.mean() - 1.96 * deviation, abs=0.15 * deviation)
     assert found.high == pytest.approx(hits.mean() + 1.96 * deviation, abs=0.15 * deviation)
-    assert interval(share(hits, "top-1"), resamples=2000) == found, "the seed is fixed"
+    assert confidence_interval(accuracy(hits, "top-1"), resamples=2000) == found, "the seed is fixed"
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 5))
 def test_a_resample_draws_as_many_samples_as_there_are(samples: int, resamples: int, seed: int) -> None:
-    sums = resampled_sums(np.eye(samples), resamples, seed)
+    sums = resample_sums(np.eye(samples), resamples, seed)
     assert sums.shape == (resamples, samples)
     assert (sums.sum(1) == samples).all()
     assert (sums >= 0).all()
@@ -115,26 +115,26 @@ def test_a_resample_draws_as_many_samples_as_there_are(samples: int, resamples: 
 
 def test_resamples_do_not_depend_on_how_many_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = np.random.default_rng(1).random((7, 3))
-    before = resampled_sums(statistics, 50)
+    before = resample_sums(statistics, 50)
     monkeypatch.setattr("subquad.evaluate.significance.CHUNK", 20)
-    np.testing.assert_allclose(resampled_sums(statistics, 50), before)
+    np.testing.assert_allclose(resample_sums(statistics, 50), before)
 
 
 def test_paired_systems() -> None:
     generator = np.random.default_rng(2)
     first = (generator.random(500) < 0.6).astype(float)
-    same = paired(means(first.tolist()), means(first.tolist()))
+    same = paired_test(means(first.tolist()), means(first.tolist()))
     assert (same.difference, same.p_value) == (0, 1)
     better = np.maximum(first, generator.random(500) < 0.1)
-    surely = paired(means(better.tolist()), means(first.tolist()))
+    surely = paired_test(means(better.tolist()), means(first.tolist()))
     assert surely.p_value < 0.01
     assert surely.low > 0
     assert surely.low < surely.difference < surely.high
-    other = paired(means(first.tolist()), means((generator.random(500) < 0.6).astype(float).tolist()))
+    other = paired_test(means(first.tolist()), means((generator.random(500) < 0.6).astype(float).tolist()))
     assert other.p_value > 0.05
     assert other.low < 0 < other.high
     # pairing counts: the same rates without pairs are not as sure
-    shuffled = paired(means(better.tolist()), means(generator.permutation(first).tolist()))
+    shuffled = paired_test(means(better.tolist()), means(generator.permutation(first).tolist()))
     assert shuffled.high - shuffled.low > 1.5 * (surely.high - surely.low)
 
 
@@ -143,16 +143,16 @@ def test_the_interval_of_bleu_is_as_wide_as_sacrebleus() -> None:
 
     hypotheses, references = HYPOTHESES * 20, REFERENCES * 20
     theirs = BLEU().corpus_score(hypotheses, [references], n_bootstrap=1000)
-    ours = interval(bleu(hypotheses, references))
+    ours = confidence_interval(bleu(hypotheses, references))
     assert (ours.high - ours.low) / 2 == pytest.approx(theirs._ci, rel=0.1)
     assert (ours.high + ours.low) / 2 == pytest.approx(theirs._mean, abs=0.2 * theirs._ci)
 
 
 def test_what_cannot_be_paired_is_refused() -> None:
     with pytest.raises(ValueError, match="one system has 3, the other 2"):
-        paired(means([1, 0, 1]), means([1, 0]))
+        paired_test(means([1, 0, 1]), means([1, 0]))
     with pytest.raises(ValueError, match="computed differently: mean and median"):
-        paired(means([1, 0]), share(np.array([1, 0]), "median"))
+        paired_test(means([1, 0]), accuracy(np.array([1, 0]), "median"))
     with pytest.raises(ValueError, match="needs samples"):
         means([])
 
@@ -223,7 +223,7 @@ def test_denominators() -> None:
     total = 20 * math.log(2)
     assert perplexity(losses).value == pytest.approx(math.exp(total / 8))
     assert perplexity(losses, 7 / 8).value == pytest.approx(math.exp(total / 7))
-    assert bits(losses, 19 / 8, "").value == pytest.approx(20 / 19)
+    assert bits_per_unit(losses, 19 / 8, "").value == pytest.approx(20 / 19)
     assert perplexity(np.array([[1e9, 1.0]])).value < math.inf, "a hopeless model has a number too"
 
 

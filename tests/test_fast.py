@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from subquad.decode import fast
-from subquad.decode.fast import MappedHead, MappedLinear, prepared
+from subquad.decode import inference
+from subquad.decode.inference import FastLinear, FastWordHead, prepare_for_inference
 from subquad.kernels import dispatch, linear
 from subquad.kernels.linear import (
     FEW_ROWS,
@@ -136,7 +136,7 @@ def test_operations_are_sound(biased: bool) -> None:
 @pytest.fixture(autouse=True)
 def every_map(monkeypatch: pytest.MonkeyPatch) -> None:
     """Maps of any size count as large."""
-    monkeypatch.setattr(fast, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(inference, "LEAST_WEIGHTS", 0)
 
 
 def language_model(mixer: str, **more: Any) -> Model:
@@ -170,9 +170,9 @@ def some_tokens(batch: int, time: int) -> Tensor:
 @pytest.mark.parametrize("mixer", CAUSAL)
 def test_float32_is_the_same_model(mixer: str, batch: int) -> None:
     model, tokens = language_model(mixer), some_tokens(batch, 11)
-    ours = prepared(model, "float32")
-    assert any(type(module) is MappedLinear for module in ours.modules())
-    assert type(ours.get_submodule("head")) is MappedHead
+    ours = prepare_for_inference(model, "float32")
+    assert any(type(module) is FastLinear for module in ours.modules())
+    assert type(ours.get_submodule("head")) is FastWordHead
     assert close(stream(ours, tokens)[0], stream(model, tokens)[0])
     with torch.inference_mode():
         assert close(ours(tokens).logits, model(tokens).logits)
@@ -182,16 +182,16 @@ def test_float32_is_the_same_model(mixer: str, batch: int) -> None:
 def test_int8_is_near(mixer: str) -> None:
     """Of a map: at most what rounding allows. Of a model whose weights were rounded before: nothing but inputs."""
     model, tokens = language_model(mixer), some_tokens(3, 11)
-    ours = prepared(model, "int8")
+    ours = prepare_for_inference(model, "int8")
     with torch.no_grad():
         for module in ours.modules():  # their weights are the model's
-            if isinstance(module, MappedLinear | MappedHead):
-                weight = module.table if isinstance(module, MappedHead) else module.weight
+            if isinstance(module, FastLinear | FastWordHead):
+                weight = module.table if isinstance(module, FastWordHead) else module.weight
                 values, scale = to_int8(weight)
                 rounded = values * scale[:, None]
                 assert ((rounded - weight).abs() <= INT8_ERROR * weight.abs().amax()).all()
                 weight.copy_(rounded)
-    exact, near = stream(model, tokens)[0], stream(prepared(model, "int8"), tokens)[0]
+    exact, near = stream(model, tokens)[0], stream(prepare_for_inference(model, "int8"), tokens)[0]
     assert (near - exact).norm() <= 0.01 * exact.norm()
 
 
@@ -199,7 +199,7 @@ def test_weights_are_shared_and_the_model_is_left_alone() -> None:
     model = language_model("softmax").train()
     before = {name: type(module) for name, module in model.named_modules()}
     for weights in ("float32", "int8"):
-        ours = prepared(model, weights)
+        ours = prepare_for_inference(model, weights)
         assert not ours.training
         assert {id(one) for one in ours.parameters()} == {id(one) for one in model.parameters()}
         assert ours.state_dict().keys() == model.state_dict().keys()
@@ -208,23 +208,25 @@ def test_weights_are_shared_and_the_model_is_left_alone() -> None:
 
 
 def test_small_maps_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "LEAST_WEIGHTS", 1 << 16)
-    assert all(type(module) is not MappedLinear for module in prepared(language_model("eva"), "float32").modules())
+    monkeypatch.setattr(inference, "LEAST_WEIGHTS", 1 << 16)
+    assert all(
+        type(module) is not FastLinear for module in prepare_for_inference(language_model("eva"), "float32").modules()
+    )
 
 
 @pytest.mark.parametrize("head", [{"tied": True}, {"tied": True, "bias": True}, {"tied": False}])
 def test_heads(head: dict[str, Any]) -> None:
     model, tokens = language_model("lightconv", head=head), some_tokens(2, 5)
     exact = stream(model, tokens)[0]
-    assert close(stream(prepared(model, "float32"), tokens)[0], exact)
-    ours = prepared(model, "int8")
-    assert type(ours.get_submodule("head")) is MappedHead
+    assert close(stream(prepare_for_inference(model, "float32"), tokens)[0], exact)
+    ours = prepare_for_inference(model, "int8")
+    assert type(ours.get_submodule("head")) is FastWordHead
     assert (stream(ours, tokens)[0] - exact).norm() <= 0.05 * exact.norm()
 
 
 def test_adaptive_heads_stay() -> None:
     model = tiny("transformer_lm_wiki103").eval()
-    ours = prepared(model, "float32")
+    ours = prepare_for_inference(model, "float32")
     assert type(ours.get_submodule("head")) is type(model.get_submodule("head"))
     with torch.inference_mode():
         assert close(ours(*inputs(ours)).logits, model(*inputs(model)).logits)
@@ -234,7 +236,7 @@ def test_adaptive_heads_stay() -> None:
 def test_translation(weights: Any) -> None:
     model = tiny("lightconv_iwslt_de_en").eval()
     enlarge(model)
-    ours = prepared(model, weights)
+    ours = prepare_for_inference(model, weights)
     with torch.inference_mode():
         exact, near = model(*inputs(model)).logits, ours(*inputs(model)).logits
     assert (near - exact).norm() <= (1e-5 if weights == "float32" else 0.05) * exact.norm()
@@ -242,7 +244,7 @@ def test_translation(weights: Any) -> None:
 
 @pytest.mark.parametrize("mixer", CAUSAL)
 def test_rows_move_with_their_states(mixer: str) -> None:
-    ours, index = prepared(language_model(mixer), "float32"), torch.tensor([2, 0, 0])
+    ours, index = prepare_for_inference(language_model(mixer), "float32"), torch.tensor([2, 0, 0])
     first, then = some_tokens(3, 6), some_tokens(3, 4)
     moved = stream(ours, then, stream(ours, first)[1].reorder(index))[0]
     assert close(moved, stream(ours, torch.cat([first[index], then], 1))[0][:, 6:])
@@ -266,7 +268,7 @@ def held(state: StackState) -> int:
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_compiles_in_one_graph(weights: Any) -> None:
-    ours: Any = prepared(language_model("lightconv"), weights)
+    ours: Any = prepare_for_inference(language_model("lightconv"), weights)
     compiled = torch.compile(ours, backend="eager", fullgraph=True)
     tokens = some_tokens(2, 1)
     with torch.inference_mode():
@@ -280,4 +282,4 @@ def test_a_map_of_its_own_kind_is_not_replaced() -> None:
 
     model: Any = language_model("softmax")
     model.decoder.blocks[0].ffn.fc1 = Own(32, 48)
-    assert type(prepared(model, "int8").decoder.blocks[0].ffn.fc1) is Own
+    assert type(prepare_for_inference(model, "int8").decoder.blocks[0].ffn.fc1) is Own

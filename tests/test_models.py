@@ -10,8 +10,8 @@ from torch import Tensor
 
 from subquad.mixers import available, build, mixer_class
 from subquad.mixers.attention import rotated
-from subquad.models import LanguageModel, Model, Seq2Seq, build_model, load_model, model_from, save_model
-from subquad.models.costs import costs
+from subquad.models import LanguageModel, Model, Seq2Seq, build_from_config, build_model, load_model, save_model
+from subquad.models.costs import estimate_costs
 from subquad.models.storage import CONFIG, WEIGHTS, load_weights
 from tests.model_cases import OPTIONS, able, inputs, run, tiny
 
@@ -163,7 +163,7 @@ def test_saving_and_loading_is_exact(name: str, tmp_path: Path) -> None:
 def test_the_resolved_config_rebuilds_the_model(name: str) -> None:
     model = tiny(name)
     data = json.loads(json.dumps(model.config.model_dump(mode="json")))
-    assert model_from(data).config == model.config
+    assert build_from_config(data).config == model.config
 
 
 def test_weights_that_do_not_fit_are_named() -> None:
@@ -234,7 +234,7 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str) -> None:
 
 def test_other_refusals() -> None:
     with pytest.raises(ValueError, match="kind must be one of"):
-        model_from({"kind": "langauge-model"})
+        build_from_config({"kind": "langauge-model"})
     with pytest.raises(ValueError, match="one vocabulary"):
         build_model("translation_small", shared_embedding=True, source_vocab=10)
     vision = tiny("vision_small")
@@ -307,7 +307,7 @@ def test_costs_count_what_runs() -> None:
     """A model small enough to count by hand: one softmax layer, so products of known sizes."""
     dim, ffn_dim, vocab, time = 16, 24, 40, 8
     decoder = {"layers": 1, "heads": 2, "ffn_dim": ffn_dim}
-    counted = costs({"kind": "language-model", "vocab": vocab, "dim": dim, "decoder": decoder}, 1, time)
+    counted = estimate_costs({"kind": "language-model", "vocab": vocab, "dim": dim, "decoder": decoder}, 1, time)
     linear = 4 * dim * dim + 2 * dim * ffn_dim + dim * vocab
     assert counted.flops == 2 * time * linear + 2 * 2 * time * time * dim
     weights = 4 * build_model("language-model", vocab=vocab, dim=dim, decoder=decoder).parameter_count()
@@ -319,5 +319,5 @@ def test_costs_count_what_runs() -> None:
 
 def test_costs_of_what_cannot_stream() -> None:
     decoder = {"layers": 1, "heads": 2, "mixer": {"name": "eva", "landmarks": 4, "window": 4}}
-    counted = costs({"kind": "language-model", "vocab": 40, "dim": 16, "decoder": decoder}, 1, 16)
+    counted = estimate_costs({"kind": "language-model", "vocab": 40, "dim": 16, "decoder": decoder}, 1, 16)
     assert counted.state_bytes is None

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from subquad.cli.main import run
-from subquad.models import Model, model_from, preset
+from subquad.models import Model, build_from_config, preset
 from subquad.tasks.image_classification import ImageData
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.schedules import Schedule
@@ -54,7 +54,7 @@ AS_PRESET = {
 
 def built(recipe: Recipe) -> Model:
     with torch.device("meta"):
-        return model_from(recipe.model_data({}))
+        return build_from_config(recipe.model_data({}))
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -95,7 +95,7 @@ def test_counts_of_the_convolutions(pair: str, millions: dict[str, float]) -> No
 @pytest.mark.parametrize(("name", "of"), AS_PRESET.items())
 def test_counts_of_presets(name: str, of: str) -> None:
     with torch.device("meta"):
-        assert built(read_recipe(RECIPES[name])).parameter_count() == model_from(preset(of)).parameter_count()
+        assert built(read_recipe(RECIPES[name])).parameter_count() == build_from_config(preset(of)).parameter_count()
 
 
 def test_every_large_recipe_has_a_known_size() -> None:
@@ -224,4 +224,4 @@ def test_the_recipe_of_the_guide_is_one() -> None:
     (block,) = re.findall(r'^```yaml title="my.yaml"\n(.*?)^```$', guide, re.DOTALL | re.MULTILINE)
     recipe = Recipe.parse("guide", yaml.safe_load(block))
     with torch.device("meta"):
-        model_from(recipe.model_data({}))
+        build_from_config(recipe.model_data({}))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.mixers import mixer_class
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.nn.stack import Stack
 from tests.model_cases import able
 
@@ -80,7 +80,7 @@ def passes(model: Model, recompute: bool) -> tuple[Tensor, dict[str, Tensor | No
 def test_the_same_bits_from_fewer_bytes(name: str) -> None:
     """With dropout, drop path, skipped blocks and the mechanisms' own draws."""
     torch.manual_seed(0)
-    model = model_from(MODELS[name]).train()
+    model = build_from_config(MODELS[name]).train()
     loss, gradients, generator, bytes_kept = passes(model, recompute=False)
     again, recomputed, generator_again, fewer = passes(model, recompute=True)
     assert torch.equal(loss, again)
@@ -94,7 +94,7 @@ def test_the_same_bits_from_fewer_bytes(name: str) -> None:
 
 
 def test_evaluation_computes_once() -> None:
-    model = model_from(MODELS["language-model"]).eval()
+    model = build_from_config(MODELS["language-model"]).eval()
     calls = 0
 
     def count(*_: object) -> None:

@@ -21,14 +21,14 @@ from typing import Any, overload
 from subquad.compare import Comparison, Result
 from subquad.compare.comparison import LENGTHS, MAX_SECONDS, REPEATS, TOKENS
 from subquad.data.tokenizers import Tokenizer
-from subquad.decode.classify import Classes, ImageClassifier
+from subquad.decode.classify import ClassProbabilities, ImageClassifier
 from subquad.decode.generate import Generator
 from subquad.decode.options import DecodeOptions, SampleOptions
 from subquad.decode.translate import Translator
 from subquad.evaluate.report import EvaluationReport
 from subquad.evaluate.significance import RESAMPLES
 from subquad.models import LanguageModel, Model, Seq2Seq
-from subquad.models.costs import costs
+from subquad.models.costs import estimate_costs
 from subquad.progress import Progress
 from subquad.tasks.image_classification import image_classifier
 from subquad.train import checkpoint as stored
@@ -134,7 +134,7 @@ def dry_run(recipe: RecipeLike, *changes: str, **sections: Any) -> DryRun:
     read = read_recipe(recipe, [*changes, sections])
     model = read.model_data(read.task_class.expected_model_config(read.data))
     batch, length = read.task_class.typical_batch(read.data, read.train.budget)
-    cost = costs(model, batch, length or 1, streaming=False)
+    cost = estimate_costs(model, batch, length or 1, streaming=False)
     data = {name: _find_problem(read, name, files) for name, files in read.data.input_files().items()}
     return DryRun(read.task, batch, length, cost.parameters, cost.training_bytes, model, data)
 
@@ -222,7 +222,7 @@ class Run:
         2
         """
         given = [texts] if isinstance(texts, str) else texts
-        found = [result.text for result in self.translator(**decode).lines(given)]
+        found = [result.text for result in self.translator(**decode).translate(given)]
         return found[0] if isinstance(texts, str) else found
 
     def generator(self, *others: "Run", **decode: Any) -> Generator:
@@ -256,7 +256,7 @@ class Run:
         """Classifies many images."""
         return image_classifier(self.loaded)
 
-    def classify(self, *files: str | Path) -> dict[str, Classes]:
+    def classify(self, *files: str | Path) -> dict[str, ClassProbabilities]:
         """The most probable classes of images with their probabilities, by the name of the image.
 
         files: images, or files of numpy with one or several images.
@@ -267,7 +267,7 @@ class Run:
         (['images.npy[0]', 'images.npy[1]'], 5)
         """
         classifier = self.classifier()
-        return {name: classes for file in files for name, classes in classifier.file(str(file))}
+        return {name: classes for file in files for name, classes in classifier.classify_file(str(file))}
 
     def _decode_options(self, given: Mapping[str, Any]) -> DecodeOptions:
         """The recipe's section `decode`, with the options that were given; those that are None were not."""

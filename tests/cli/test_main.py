@@ -13,7 +13,7 @@ import subquad
 from subquad.cli import output
 from subquad.cli.main import run
 from subquad.mixers import MixerConfig, available, mixer_class
-from subquad.models import PRESETS, build_model, model_from
+from subquad.models import PRESETS, build_from_config, build_model
 
 
 def call(capsys, *words: str) -> tuple[int, str, str]:
@@ -90,7 +90,7 @@ def test_info_explains_a_preset(capsys, name) -> None:
         model = build_model(name)
     assert described["parameters"] == model.parameter_count()
     assert sum(part["parameters"] for part in described["parts"]) == model.parameter_count()
-    assert model_from(described["config"]).config == model.config
+    assert build_from_config(described["config"]).config == model.config
     code, out, _ = call(capsys, "info", name, "--length", "64", "--batch", "2")
     assert code == 0
     assert f"{model.parameter_count():,}" in out

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from subquad.compare.variants import Variant, build_variant, build_variants, mixer_options
-from subquad.models import model_from
+from subquad.models import build_from_config
 from subquad.train.recipe import Recipe
 from tests.compare.plans import PAIRS, PYRAMID, TEXT, recipe
 
 
 def names(given: Recipe, variant: Variant) -> dict[str, Any]:
     with torch.device("meta"):
-        model = model_from(given.model_copy(update={"model": variant.model}).model_data({}))
+        model = build_from_config(given.model_copy(update={"model": variant.model}).model_data({}))
     return {place: options["name"] for place, options in mixer_options(model).items()}
 
 

@@ -15,7 +15,7 @@ import yaml
 
 import subquad
 from subquad.cli.main import run as command
-from subquad.decode.scoring import TargetScorer, TextScorer
+from subquad.decode.scoring import LanguageModelScorer, Seq2SeqScorer
 from subquad.interop.export.card import CARD, shorten_paths
 from subquad.interop.export.check import initial_state
 from subquad.interop.export.files import FORMS, Form, export_graphs, write_export
@@ -140,7 +140,7 @@ def test_onnx_steps_write_what_greedy_decoding_writes(translations: Path) -> Non
     loaded = load_run(translations / "run")
     end = loaded.tokenizer("target").eos
     assert isinstance(loaded.model, Seq2Seq)
-    scorer = TargetScorer(loaded.model, torch.tensor([[4, 5, end]]), None)
+    scorer = Seq2SeqScorer(loaded.model, torch.tensor([[4, 5, end]]), None)
     written = greedy(scorer, [end])
     assert len(set(written)) > 2
     assert without_subquad(translations / "out", "torch") == [str(written)]
@@ -192,7 +192,7 @@ def test_pt2_steps_write_what_greedy_decoding_writes(texts: Path) -> None:
     loaded = load_run(texts / "run")
     end = loaded.tokenizer("text").eos
     assert isinstance(loaded.model, LanguageModel)
-    scorer = TextScorer(loaded.model, loaded.model.init_state(1))
+    scorer = LanguageModelScorer(loaded.model, loaded.model.init_state(1))
     likeliest, written = loaded.model(torch.tensor([[4, 5, 6]])).logits.argmax(-1), greedy(scorer, [end, 4, 5, 6])
     assert len(set(written[4:])) > 2
     assert without_subquad(texts / "out") == [str(likeliest), str(written)]
@@ -223,7 +223,7 @@ def test_a_hugging_face_folder(texts: Path, tmp_path: Path) -> None:
     assert "library_name: transformers" in (tmp_path / "out" / CARD).read_text()
 
 
-def greedy(scorer: TargetScorer | TextScorer, begun: list[int]) -> list[int]:
+def greedy(scorer: Seq2SeqScorer | LanguageModelScorer, begun: list[int]) -> list[int]:
     """begun with the likeliest symbols after it, up to the end, which is the first of begun."""
     text = list(begun)
     with torch.inference_mode():

@@ -125,7 +125,7 @@ def test_an_ensemble_of_several_files() -> None:
     both = from_pretrained(CHECKPOINTS, ":".join(names))
     assert len(both.models) == 2
     together = Translator(models, both.source, both.target, DecodeOptions(**ASKED))
-    assert both.translate(SOURCES, **ASKED) == [found.text for found in together.lines(SOURCES)]
+    assert both.translate(SOURCES, **ASKED) == [found.text for found in together.translate(SOURCES)]
     for ours, alone in zip(both.models, models, strict=True):
         for name, weight in alone.state_dict().items():
             assert torch.equal(ours.state_dict()[name], weight)

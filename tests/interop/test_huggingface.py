@@ -15,10 +15,10 @@ pytest.importorskip("transformers", reason="pip install 'subquad[hf]'")
 import transformers as hf
 
 from subquad.data.tokenizers.simple import CharacterTokenizer
-from subquad.decode.beam import padded
+from subquad.decode.beam import pad_rows
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
-from subquad.decode.scoring import Scorer, TargetScorer, TextScorer
+from subquad.decode.scoring import LanguageModelScorer, Scorer, Seq2SeqScorer
 from subquad.interop.huggingface import (
     SubquadCache,
     SubquadConfig,
@@ -53,7 +53,7 @@ def left_padded(rows: list[list[int]]) -> dict[str, Tensor]:
 
 
 def right_padded(rows: list[list[int]]) -> dict[str, Tensor]:
-    tokens, padding = padded(rows, PAD)
+    tokens, padding = pad_rows(rows, PAD)
     return {"input_ids": tokens, "attention_mask": (~padding).long()}
 
 
@@ -178,8 +178,8 @@ def test_greedy_text_is_that_of_our_own_decoding(mixer: str) -> None:
         assert row[: len(continued.tokens)] == continued.tokens
         assert set(row[len(continued.tokens) :]) <= {PAD}
     with torch.inference_mode():
-        read, padding = padded([row[:-1] for row in PROMPTS], PAD)
-        scorer = TextScorer.after(model, read, padding)
+        read, padding = pad_rows([row[:-1] for row in PROMPTS], PAD)
+        scorer = LanguageModelScorer.after(model, read, padding)
         assert_same_until_the_end(found.logits, own_steps(scorer, [row[-1] for row in PROMPTS], said), said)
 
 
@@ -192,7 +192,7 @@ def test_greedy_translation_is_that_of_our_own_decoding(mixer: str) -> None:
     )
     said = found.sequences[:, 1:]
     with torch.inference_mode():
-        scorer = TargetScorer(model, given["input_ids"], given["attention_mask"] == 0)
+        scorer = Seq2SeqScorer(model, given["input_ids"], given["attention_mask"] == 0)
         expected = own_steps(scorer, [EOS] * len(SOURCES), said)
     assert_same_until_the_end(found.logits, expected, said)
     for row, tokens in enumerate(said.tolist()):

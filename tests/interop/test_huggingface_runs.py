@@ -152,7 +152,7 @@ def test_translation(translation: tuple[LoadedRun, Path]) -> None:
     assert source.model_max_length > 10**6  # sinusoids have no end
     given = source(LINES, padding=True, return_tensors="pt")
     translator = Translator([run.model], run.tokenizer("source"), run.tokenizer("target"), run.recipe.decode)
-    expected = [found.text for found in translator.lines(LINES)]
+    expected = [found.text for found in translator.translate(LINES)]
     assert target.batch_decode(model.generate(**given), skip_special_tokens=True) == expected
     assert any("now" in line.split() for line in expected)  # a word that only the target has
     several = model.generate(**given, num_beams=4, num_return_sequences=2)
@@ -174,7 +174,7 @@ def test_pipeline_of_images(tmp_path: Path) -> None:
     pipe = hf.pipeline("image-classification", str(tmp_path / "exported"))
     picture = image_module.fromarray(images[2].transpose(1, 2, 0))
     picture.save(tmp_path / "image.png")
-    ((_, expected),) = image_classifier(run).file(str(tmp_path / "image.png"))
+    ((_, expected),) = image_classifier(run).classify_file(str(tmp_path / "image.png"))
     for given in (picture, str(tmp_path / "image.png"), images[2]):
         found = pipe(given)
         assert [one["label"] for one in found] == [name for name, _ in expected]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, Budget, to_device
 from subquad.data.text.prepare import ReportProgress
-from subquad.evaluate.accuracy import class_ranks, share, share_score
+from subquad.evaluate.accuracy import accuracy, accuracy_score, class_ranks
 from subquad.evaluate.report import Evaluation
 from subquad.models import TextClassifier
 from subquad.tasks.base import DataConfig, EvaluationOptions, MainMetric, Task, TrainedModel, register_task
@@ -44,7 +44,7 @@ class MajorityTask(Task):
     name = "majority"
     Data = MajorityData
     model_kinds = ("text-classifier",)
-    main_metric = MainMetric("top1", "share of right answers", "higher", share_score, scale=100, unit=" %")
+    main_metric = MainMetric("top1", "share of right answers", "higher", accuracy_score, scale=100, unit=" %")
 
     def __init__(self, data: MajorityData) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class MajorityTask(Task):
 
         found = shards.rows(samples, ranks, "sequences read")
         data = {"sha256": fingerprint(samples.labels.tolist())}
-        return Evaluation(cls.name, split, len(found), 0, {"top1": share(found[:, 0] < 1, "top-1")}, data)
+        return Evaluation(cls.name, split, len(found), 0, {"top1": accuracy(found[:, 0] < 1, "top-1")}, data)
 
     @classmethod
     def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:

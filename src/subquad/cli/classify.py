@@ -30,7 +30,7 @@ def classify(
     unreadable = 0
     for name in images:
         try:
-            found = classifier.file(name)
+            found = classifier.classify_file(name)
         except ValueError as error:
             unreadable += 1
             print(f"subquad: {error}", file=sys.stderr)

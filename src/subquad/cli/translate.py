@@ -16,7 +16,7 @@ from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
-    from subquad.decode.translate import Translated
+    from subquad.decode.translate import Translation
 
 
 def translate(
@@ -88,14 +88,16 @@ def translate(
     with Progress(live=sys.stderr.isatty() and not sys.stdout.isatty()) as progress:
         for window in reader.windows():
             sources, starts = _split(window, number) if prefix else (window, None)
-            for translated in translator.window(sources, starts):
+            for translated in translator.translate_window(sources, starts):
                 number += 1
                 sys.stdout.write(show(number, translated))
                 progress.update(f"{number:,} lines, {number / (time.monotonic() - start):,.0f} a second")
             sys.stdout.flush()
     _warn(reader.replaced, "were not UTF-8: what could not be read was replaced")
     _warn(translator.empty, "were empty, and so are their translations")
-    _warn(translator.shortened, f"were cut at {translator.most_source:,} tokens, the most that are read of a line")
+    _warn(
+        translator.truncated, f"were cut at {translator.max_source_tokens:,} tokens, the most that are read of a line"
+    )
 
 
 def _split(window: list[str], before: int) -> tuple[list[str], list[str]]:
@@ -115,7 +117,7 @@ class _Columns:
     def __init__(self, numbers: bool, scores: bool, alignments: bool) -> None:
         self.numbers, self.scores, self.alignments = numbers, scores, alignments
 
-    def __call__(self, number: int, translated: "Translated") -> str:
+    def __call__(self, number: int, translated: "Translation") -> str:
         lines = []
         for candidate in translated.candidates:
             columns = [str(number)] if self.numbers else []

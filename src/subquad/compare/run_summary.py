@@ -13,7 +13,7 @@ from subquad.compare.records import CurvePoint, EpochCost, Score, Trial
 from subquad.compare.variants import mixer_options
 from subquad.data.batches import BatchPlan, batch_seed
 from subquad.files import CHECKSUM, read_metadata
-from subquad.models import model_from
+from subquad.models import build_from_config
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, MainMetric, Task
 from subquad.train.checkpoint import checkpoint_folder, latest, read_state
 from subquad.train.metrics import RESUMED, read_metrics
@@ -39,7 +39,7 @@ def describe_run(trial: Trial, run: Path) -> None:
     recipe = read_recipe(run / RECIPE)
     model_config = read_metadata(run / INPUTS, INPUTS_FORMAT, "inputs of a model", ["model", CHECKSUM])["model"]
     with torch.device("meta"):
-        model = model_from(recipe.model_data(model_config))
+        model = build_from_config(recipe.model_data(model_config))
     trial.parameters, trial.config = model.parameter_count(), mixer_options(model)
     trial.setting = _setting(run, recipe)
     if (path := latest(checkpoint_folder(run))) is not None:

@@ -25,7 +25,7 @@ from subquad.compare.run_summary import data_order, describe_run, epoch_cost, re
 from subquad.compare.subprocesses import Log, run_module
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.report import samples_path
-from subquad.evaluate.significance import paired
+from subquad.evaluate.significance import paired_test
 from subquad.files import read_metadata, write_json
 
 WORKER = "subquad.compare.trial_worker"
@@ -162,7 +162,7 @@ class Trials:
         if samples[0] != samples[1]:
             return None
         first, second = measures
-        found = paired(first, second)
+        found = paired_test(first, second)
         return PairedDifference(
             mechanism=ours.label,
             seed=ours.seed,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.decode.beam import padded
+from subquad.decode.beam import pad_rows
 from subquad.mixers.softmax import Softmax
 from subquad.models import Seq2Seq
 
@@ -27,15 +27,15 @@ def check_alignments(model: Seq2Seq) -> None:
 def align(model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Alignment]:
     """The source token with the largest weight for every target token; both sides end with eos."""
     pad, eos = model.config.target.pad or 0, targets[0][-1]
-    source, source_padding = padded(sources, pad)
-    given, _ = padded([[eos, *target[:-1]] for target in targets], pad)
-    weights = cross_weights(model, source, source_padding, given)
+    source, source_padding = pad_rows(sources, pad)
+    given, _ = pad_rows([[eos, *target[:-1]] for target in targets], pad)
+    weights = cross_attention_weights(model, source, source_padding, given)
     chosen = weights.argmax(-1).tolist()
     return [[(chosen[row][t], t) for t in range(len(target) - 1)] for row, target in enumerate(targets)]
 
 
 @torch.no_grad()
-def cross_weights(model: Seq2Seq, source: Tensor, source_padding: Tensor | None, target: Tensor) -> Tensor:
+def cross_attention_weights(model: Seq2Seq, source: Tensor, source_padding: Tensor | None, target: Tensor) -> Tensor:
     """Weights of the last layer, the mean over its heads: (batch, target time, source time)."""
     check_alignments(model)
     cross: Any = model.decoder.blocks[-1].cross

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from subquad.decode.options import DecodeOptions
-from subquad.decode.scoring import Scorer, Scores
+from subquad.decode.scoring import Scorer, TokenScores
 from subquad.kernels.vocabulary import largest
 
-NEVER = -float("inf")
+LOG_ZERO = -float("inf")
 
 
 class Hypothesis(NamedTuple):
@@ -28,7 +28,7 @@ class Hypothesis(NamedTuple):
     log_probabilities: list[float]
 
 
-class Symbols(NamedTuple):
+class SpecialTokens(NamedTuple):
     """Numbers of the special symbols."""
 
     pad: int
@@ -37,7 +37,7 @@ class Symbols(NamedTuple):
 
 
 @dataclass
-class Request:
+class SearchRequest:
     """What is searched for each of B sentences.
 
     first: (B,) what the first step reads. limits: (B,) most tokens before the end. prefixes: (B, P) tokens that a
@@ -49,7 +49,9 @@ class Request:
     prefixes: Tensor | None = None
 
 
-def beam_search(scorer: Scorer, request: Request, options: DecodeOptions, symbols: Symbols) -> list[list[Hypothesis]]:
+def beam_search(
+    scorer: Scorer, request: SearchRequest, options: DecodeOptions, symbols: SpecialTokens
+) -> list[list[Hypothesis]]:
     """The `nbest` best hypotheses of each sentence, best first. The scorer has one row for each sentence."""
     search = _Search(scorer, request, options, symbols)
     step = 0
@@ -63,7 +65,7 @@ def beam_search(scorer: Scorer, request: Request, options: DecodeOptions, symbol
 class _Search:
     """The batch of sentences that are not finished: B of them, each with W rows (one at first, then `beam`)."""
 
-    def __init__(self, scorer: Scorer, request: Request, options: DecodeOptions, symbols: Symbols) -> None:
+    def __init__(self, scorer: Scorer, request: SearchRequest, options: DecodeOptions, symbols: SpecialTokens) -> None:
         self.scorer, self.options, self.symbols = scorer, options, symbols
         count, device = len(request.first), request.first.device
         self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
@@ -79,9 +81,9 @@ class _Search:
             raise ValueError("the model's scores are not finite: its weights may be damaged")
         self._constrain(scores.values, step)
         totals, rows, tokens = self._candidates(scores)
-        ends = (tokens == self.symbols.eos) & (totals > NEVER)
-        self._finish(ends[:, : self.options.beam], totals, rows, step)
-        self._go_on(ends, totals, rows, tokens, first=step == 0)
+        ends = (tokens == self.symbols.eos) & (totals > LOG_ZERO)
+        self._collect_finished(ends[:, : self.options.beam], totals, rows, step)
+        self._continue_search(ends, totals, rows, tokens, first=step == 0)
 
     def _width(self) -> int:
         return len(self.last) // len(self.sentences)
@@ -89,17 +91,17 @@ class _Search:
     def _constrain(self, values: Tensor, step: int) -> None:
         """Takes away what may not follow, in place: values (B * W, V)."""
         eos, width = self.symbols.eos, self._width()
-        values[:, self.symbols.pad] = NEVER
+        values[:, self.symbols.pad] = LOG_ZERO
         if self.options.unk_penalty:
             values[:, self.symbols.unk] -= self.options.unk_penalty
-        over = self.limits <= step  # (B,)
+        at_limit = self.limits <= step  # (B,)
         if step < self.options.min_len:
-            values[(~over).repeat_interleave(width), eos] = NEVER
-        if over.any():
-            _only(values, over.repeat_interleave(width), torch.full_like(self.last, eos))
+            values[(~at_limit).repeat_interleave(width), eos] = LOG_ZERO
+        if at_limit.any():
+            _force_token(values, at_limit.repeat_interleave(width), torch.full_like(self.last, eos))
         if self.prefixes is not None and step < self.prefixes.shape[1]:
             wanted = self.prefixes[:, step].repeat_interleave(width)
-            _only(values, (wanted != self.symbols.pad) & ~over.repeat_interleave(width), wanted)
+            _force_token(values, (wanted != self.symbols.pad) & ~at_limit.repeat_interleave(width), wanted)
         if self.options.no_repeat_ngram:
             self._forbid_repeats(values)
 
@@ -110,9 +112,9 @@ class _Search:
             if len(said) >= size:
                 end = said[len(said) - size + 1 :]
                 repeats = [said[i + size - 1] for i in range(len(said) - size + 1) if said[i : i + size - 1] == end]
-                values[row, repeats] = NEVER
+                values[row, repeats] = LOG_ZERO
 
-    def _candidates(self, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
+    def _candidates(self, scores: TokenScores) -> tuple[Tensor, Tensor, Tensor]:
         """Of the best continuations of each sentence: sums of log-probabilities, row in the sentence, token: (B, n)."""
         count, width, vocab = len(self.sentences), self._width(), scores.values.shape[1]
         values, tokens = largest(scores.values, min(2 * self.options.beam, vocab))
@@ -122,7 +124,7 @@ class _Search:
         totals, place = totals.topk(min(2 * self.options.beam, totals.shape[1]), -1)
         return totals, place // each, tokens.view(count, width * each).gather(1, place)
 
-    def _finish(self, ends: Tensor, totals: Tensor, rows: Tensor, step: int) -> None:
+    def _collect_finished(self, ends: Tensor, totals: Tensor, rows: Tensor, step: int) -> None:
         """Keeps the hypotheses that end: ends (B, beam)."""
         width = self._width()
         length = (step + 1) ** self.options.lenpen
@@ -134,16 +136,18 @@ class _Search:
                 sums = [*self.totals[row].tolist(), total]
                 each = [after - before for before, after in itertools.pairwise(sums)]
                 found.append(Hypothesis([*self.tokens[row].tolist(), self.symbols.eos], total / length, each))
-        over = (self.limits <= step).tolist()
+        at_limit = (self.limits <= step).tolist()
         numbers = self.sentences.tolist()
-        open_ = [not late and len(self.finished[n]) < self.options.beam for n, late in zip(numbers, over, strict=True)]
-        self.open = torch.tensor(open_, device=self.last.device)
+        unfinished = [
+            not late and len(self.finished[n]) < self.options.beam for n, late in zip(numbers, at_limit, strict=True)
+        ]
+        self.unfinished = torch.tensor(unfinished, device=self.last.device)
 
-    def _go_on(self, ends: Tensor, totals: Tensor, rows: Tensor, tokens: Tensor, first: bool) -> None:
+    def _continue_search(self, ends: Tensor, totals: Tensor, rows: Tensor, tokens: Tensor, first: bool) -> None:
         """Follows the best candidates that do not end, of the sentences that are not finished."""
         width, beam = self._width(), self.options.beam
         order = (ends.int() * ends.shape[1] + torch.arange(ends.shape[1], device=ends.device)).argsort(1)[:, :beam]
-        kept = self.open.nonzero().squeeze(1)
+        kept = self.unfinished.nonzero().squeeze(1)
         order = order[kept]
         index = (kept[:, None] * width + rows[kept].gather(1, order)).flatten()
         self.last = tokens[kept].gather(1, order).flatten()
@@ -156,21 +160,21 @@ class _Search:
             self.scorer.reorder(index, kept if changed or first else None)
 
 
-def _only(values: Tensor, rows: Tensor, token: Tensor) -> None:
+def _force_token(values: Tensor, rows: Tensor, token: Tensor) -> None:
     """In the rows where `rows` is True, nothing but `token` may follow. values: (R, V); rows, token: (R,)."""
     chosen = rows.nonzero().squeeze(1)
     wanted = token[chosen]
     kept = values[chosen, wanted]
-    values[chosen] = NEVER
+    values[chosen] = LOG_ZERO
     values[chosen, wanted] = kept
 
 
-def symbols_of(tokenizer: object) -> Symbols:
+def special_tokens(tokenizer: object) -> SpecialTokens:
     """The special symbols of a tokenizer."""
-    return Symbols(*(int(getattr(tokenizer, name)) for name in Symbols._fields))
+    return SpecialTokens(*(int(getattr(tokenizer, name)) for name in SpecialTokens._fields))
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
     """Rows of different lengths as one tensor (rows, longest), and where its padding is."""
     longest = max(map(len, rows), default=0)
     tokens = torch.full((len(rows), longest), pad, dtype=torch.int64)

@@ -13,10 +13,10 @@ from subquad.data.images.sets import decode_image
 from subquad.data.numpy_files import read_npy, read_npz
 from subquad.models import Model
 
-BEST = 5
-BATCH = 64
+TOP_K = 5
+BATCH_SIZE = 64
 
-Classes = list[tuple[str, float]]
+ClassProbabilities = list[tuple[str, float]]
 """Names of classes and their probabilities, the likeliest first."""
 
 
@@ -28,27 +28,27 @@ class ImageClassifier:
         self.model, self.classes, self.transform = model, classes, transform
         self.device = next(model.parameters()).device
 
-    def file(self, name: str) -> list[tuple[str, Classes]]:
+    def classify_file(self, name: str) -> list[tuple[str, ClassProbabilities]]:
         """(name, classes) of each image of a file; one that cannot be read or does not fit is a ValueError."""
-        images = list(self._images(name))
-        found: list[Classes] = []
-        for start in range(0, len(images), BATCH):
-            found += self._classes(
-                torch.stack([image_tensor(self.transform, *image) for image in images[start : start + BATCH]])
+        images = list(self._read_images(name))
+        found: list[ClassProbabilities] = []
+        for start in range(0, len(images), BATCH_SIZE):
+            found += self._classify(
+                torch.stack([image_tensor(self.transform, *image) for image in images[start : start + BATCH_SIZE]])
             )
         return [(title, classes) for (title, _), classes in zip(images, found, strict=True)]
 
     @torch.inference_mode()
-    def _classes(self, images: torch.Tensor) -> list[Classes]:
+    def _classify(self, images: torch.Tensor) -> list[ClassProbabilities]:
         """images (B, C, H, W), transformed."""
         probabilities = self.model(images.to(self.device)).logits.float().softmax(-1)
-        values, numbers = probabilities.topk(min(BEST, len(self.classes)), -1)
+        values, numbers = probabilities.topk(min(TOP_K, len(self.classes)), -1)
         return [
             [(self.classes[number], value) for number, value in zip(row, likely, strict=True)]
             for row, likely in zip(numbers.tolist(), values.tolist(), strict=True)
         ]
 
-    def _images(self, name: str) -> Iterator[tuple[str, Any]]:
+    def _read_images(self, name: str) -> Iterator[tuple[str, Any]]:
         path = Path(name)
         if path.is_dir():
             raise ValueError(f"{name} is a folder; give the images in it, such as {name}/*.png")

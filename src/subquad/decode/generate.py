@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 
 from subquad.data.tokenizers import Tokenizer
-from subquad.decode.beam import Hypothesis, Request, beam_search, padded, symbols_of
-from subquad.decode.fast import prepared
-from subquad.decode.limits import longest_text
+from subquad.decode.beam import Hypothesis, SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.inference import prepare_for_inference
+from subquad.decode.limits import max_text_length
 from subquad.decode.options import DecodeOptions, SampleOptions
 from subquad.decode.sample import sample
-from subquad.decode.scoring import Scorer, TextScorer, together
+from subquad.decode.scoring import LanguageModelScorer, Scorer, combine_scorers
 from subquad.models import LanguageModel
 from subquad.models.base import compile_blocks
 
@@ -36,47 +36,49 @@ class Generator:
         for model in models:
             if model.config.vocab != tokenizer.size:
                 raise ValueError(f"the tokenizer has {tokenizer.size} symbols, the model {model.config.vocab}")
-        self.options, self.tokenizer, self.symbols = options or DecodeOptions(), tokenizer, symbols_of(tokenizer)
-        self.models = [prepared(model, self.options.weights) for model in models]
+        self.options, self.tokenizer, self.symbols = options or DecodeOptions(), tokenizer, special_tokens(tokenizer)
+        self.models = [prepare_for_inference(model, self.options.weights) for model in models]
         if self.options.compile:
             for model in self.models:
                 compile_blocks(model)
-        self.most = min((most for model in models if (most := longest_text(model)) is not None), default=None)
+        self.max_tokens = min((most for model in models if (most := max_text_length(model)) is not None), default=None)
 
     def sample(self, prompts: Sequence[str], tokens: int, options: SampleOptions) -> list[Continuation]:
         """At most `tokens` drawn after each prompt; a text ends earlier where the model ends it."""
-        return self.sample_after(self._read(prompts, tokens), tokens, options)
+        return self.sample_after(self._encode(prompts, tokens), tokens, options)
 
     @torch.inference_mode()
     def sample_after(self, texts: Sequence[list[int]], tokens: int, options: SampleOptions) -> list[Continuation]:
         """The same after tokens, of which each text has at least one."""
         found = sample(self._scorer(texts), texts, tokens, options, self.symbols)
-        return [self._shown(text, one) for text, one in zip(texts, found, strict=True)]
+        return [self._to_continuation(text, one) for text, one in zip(texts, found, strict=True)]
 
     @torch.inference_mode()
     def search(self, prompts: Sequence[str], tokens: int) -> list[list[Continuation]]:
         """The `nbest` best continuations of each prompt by beam search, of at most `tokens` before their end."""
-        texts = self._read(prompts, tokens + 1)
+        texts = self._encode(prompts, tokens + 1)
         first = torch.tensor([text[-1] for text in texts])
-        request = Request(first, torch.full((len(texts),), tokens))
+        request = SearchRequest(first, torch.full((len(texts),), tokens))
         found = beam_search(self._scorer(texts), request, self.options, self.symbols)
-        return [[self._shown(text, one) for one in several] for text, several in zip(texts, found, strict=True)]
+        return [
+            [self._to_continuation(text, one) for one in several] for text, several in zip(texts, found, strict=True)
+        ]
 
-    def _read(self, prompts: Sequence[str], tokens: int) -> list[list[int]]:
+    def _encode(self, prompts: Sequence[str], tokens: int) -> list[list[int]]:
         """Tokens of the prompts. A text begins after the end of another, as in training."""
         texts = [[self.tokenizer.eos, *ids] for ids in self.tokenizer.encode_batch(prompts)]
         longest = max(map(len, texts)) + tokens - 1
-        if self.most is not None and longest > self.most:
+        if self.max_tokens is not None and longest > self.max_tokens:
             raise ValueError(
-                f"a prompt of {longest - tokens} tokens and {tokens} more exceed the {self.most} that the model can "
-                "read; ask for fewer, or shorten the prompt"
+                f"a prompt of {longest - tokens} tokens and {tokens} more exceed the {self.max_tokens} that the "
+                "model can read; ask for fewer, or shorten the prompt"
             )
         return texts
 
     def _scorer(self, texts: Sequence[Sequence[int]]) -> Scorer:
-        read, padding = padded([text[:-1] for text in texts], self.symbols.pad)
+        read, padding = pad_rows([text[:-1] for text in texts], self.symbols.pad)
         given = padding if bool(padding.any()) else None
-        return together([TextScorer.after(model, read, given) for model in self.models])
+        return combine_scorers([LanguageModelScorer.after(model, read, given) for model in self.models])
 
-    def _shown(self, text: list[int], found: Hypothesis) -> Continuation:
+    def _to_continuation(self, text: list[int], found: Hypothesis) -> Continuation:
         return Continuation(self.tokenizer.decode([*text, *found.tokens]), *found)

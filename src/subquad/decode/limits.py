@@ -10,20 +10,20 @@ from subquad.nn.block import Block
 from subquad.nn.embeddings import TokenEmbedding
 
 
-def longest_source(model: Seq2Seq) -> int | None:
+def max_source_length(model: Seq2Seq) -> int | None:
     """Most tokens of a source, its end included; None: any number."""
     crosses = [cast(Block, block).cross for block in model.decoder.blocks]
-    return _least(model.source, model.encoder, *filter(None, crosses))
+    return _smallest_limit(model.source, model.encoder, *filter(None, crosses))
 
 
-def longest_text(model: Seq2Seq | LanguageModel | MaskedLanguageModel | TextClassifier) -> int | None:
+def max_text_length(model: Seq2Seq | LanguageModel | MaskedLanguageModel | TextClassifier) -> int | None:
     """Most tokens that a decoder reads, or a model without one, what it begins with included; None: any number."""
     embedding = model.target if isinstance(model, Seq2Seq) else model.embedding
     stack = model.decoder if isinstance(model, Seq2Seq | LanguageModel) else model.encoder
-    return _least(embedding, *(cast(Block, block).mixer for block in stack.blocks))
+    return _smallest_limit(embedding, *(cast(Block, block).mixer for block in stack.blocks))
 
 
-def _least(embedding: TokenEmbedding, *parts: nn.Module) -> int | None:
+def _smallest_limit(embedding: TokenEmbedding, *parts: nn.Module) -> int | None:
     limits = [embedding.config.max_length] if embedding.config.positions == "learned" else []
     mixers = [module for part in parts for module in part.modules() if isinstance(module, Mixer)]
     limits += [most for mixer in mixers if (most := getattr(mixer.config, "max_length", None)) is not None]

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subquad.decode.beam import NEVER, Hypothesis, Symbols
+from subquad.decode.beam import LOG_ZERO, Hypothesis, SpecialTokens
 from subquad.decode.options import SampleOptions
 from subquad.decode.scoring import Scorer
 from subquad.kernels.vocabulary import largest
 
 
 def sample(
-    scorer: Scorer, said: Sequence[Sequence[int]], limit: int, options: SampleOptions, symbols: Symbols
+    scorer: Scorer, said: Sequence[Sequence[int]], limit: int, options: SampleOptions, symbols: SpecialTokens
 ) -> list[Hypothesis]:
     """At most `limit` tokens after each text `said`, of whose tokens the scorer has read all but the last.
 
@@ -28,9 +28,9 @@ def sample(
             break
         scores = scorer.step(torch.tensor([texts[row][-1] for row in rows]))
         values = scores.values.clone()
-        values[:, symbols.pad] = NEVER
-        _penalise(values, [texts[row] for row in rows], options.repetition_penalty)
-        tokens = _draw(values, options, [generators[row] for row in rows]).tolist()
+        values[:, symbols.pad] = LOG_ZERO
+        _penalise_repeats(values, [texts[row] for row in rows], options.repetition_penalty)
+        tokens = _sample_tokens(values, options, [generators[row] for row in rows]).tolist()
         logs = scores.values[range(len(rows)), tokens] - scores.normaliser
         for row, token, log in zip(rows, tokens, logs.tolist(), strict=True):
             texts[row].append(token)
@@ -44,7 +44,7 @@ def sample(
     return [Hypothesis(tokens, sum(logs), logs) for tokens, logs in found]
 
 
-def _penalise(values: Tensor, texts: Sequence[Sequence[int]], penalty: float) -> None:
+def _penalise_repeats(values: Tensor, texts: Sequence[Sequence[int]], penalty: float) -> None:
     """Makes tokens that were said less likely, in place."""
     if penalty == 1:
         return
@@ -54,7 +54,7 @@ def _penalise(values: Tensor, texts: Sequence[Sequence[int]], penalty: float) ->
         values[row, tokens] = torch.where(said > 0, said / penalty, said * penalty)
 
 
-def _draw(values: Tensor, options: SampleOptions, generators: Sequence[torch.Generator]) -> Tensor:
+def _sample_tokens(values: Tensor, options: SampleOptions, generators: Sequence[torch.Generator]) -> Tensor:
     """One token of each row of logits (rows, V): (rows,)."""
     if options.temperature == 0:
         return largest(values, 1)[1].squeeze(1)

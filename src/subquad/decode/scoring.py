@@ -16,14 +16,14 @@ from subquad.models import LanguageModel, Seq2Seq
 from subquad.nn.stack import StackState
 
 
-class Scores(NamedTuple):
+class TokenScores(NamedTuple):
     """log p(w) of row r is (values[r, w] - normaliser[r]): subtracted where it is needed only. values: (rows, V)."""
 
     values: Tensor
     normaliser: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, temperature: float = 1.0) -> "Scores":
+    def of(cls, logits: Tensor, temperature: float = 1.0) -> "TokenScores":
         values = logits.float() if temperature == 1 else logits.float() / temperature
         return cls(values, log_sum_exp(values))
 
@@ -32,7 +32,7 @@ class Scores(NamedTuple):
 
 
 class Scorer(Protocol):
-    def step(self, tokens: Tensor, temperature: float = 1.0) -> Scores:
+    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         """Reads `tokens` (rows,) and scores what follows."""
         ...
 
@@ -41,7 +41,7 @@ class Scorer(Protocol):
         ...
 
 
-class TargetScorer:
+class Seq2SeqScorer:
     """Scores the target of each source; the sources are encoded once."""
 
     def __init__(self, model: Seq2Seq, source: Tensor, padding: Tensor | None) -> None:
@@ -51,17 +51,17 @@ class TargetScorer:
         self.padding = padding
         self.state: StackState = model.init_state(source.shape[0], source.device)
 
-    def step(self, tokens: Tensor, temperature: float = 1.0) -> Scores:
+    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         found = self.model.decode(tokens[:, None], self.context, context_padding=self.padding, state=self.state)
         assert found.state is not None
         self.state, self.context, self.padding = found.state, None, None  # the state remembers the context
-        return Scores.of(found.logits[:, 0], temperature)
+        return TokenScores.of(found.logits[:, 0], temperature)
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
         self.state = self.state.reorder(index, contexts)
 
 
-class TextScorer:
+class LanguageModelScorer:
     """Scores the continuation of texts."""
 
     def __init__(self, model: LanguageModel, state: StackState) -> None:
@@ -69,7 +69,7 @@ class TextScorer:
         self.model, self.state = model, state
 
     @classmethod
-    def after(cls, model: LanguageModel, prompts: Tensor, padding: Tensor | None) -> "TextScorer":
+    def after(cls, model: LanguageModel, prompts: Tensor, padding: Tensor | None) -> "LanguageModelScorer":
         """Reads `prompts` (rows, time), which may have no token at all; padding: True = ignore."""
         state = model.init_state(prompts.shape[0], prompts.device)
         if prompts.shape[1]:
@@ -78,11 +78,11 @@ class TextScorer:
             state = read
         return cls(model, state)
 
-    def step(self, tokens: Tensor, temperature: float = 1.0) -> Scores:
+    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         found = self.model(tokens[:, None], state=self.state)
         assert found.state is not None
         self.state = found.state
-        return Scores.of(found.logits[:, 0], temperature)
+        return TokenScores.of(found.logits[:, 0], temperature)
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
         self.state = self.state.reorder(index, contexts)
@@ -94,16 +94,16 @@ class Ensemble:
     def __init__(self, members: Sequence[Scorer]) -> None:
         self.members = members
 
-    def step(self, tokens: Tensor, temperature: float = 1.0) -> Scores:
+    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         each = [member.step(tokens, temperature).log_probabilities() for member in self.members]
         mean = torch.stack(each).logsumexp(0) - math.log(len(each))
-        return Scores(mean, mean.new_zeros(mean.shape[0]))
+        return TokenScores(mean, mean.new_zeros(mean.shape[0]))
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
         for member in self.members:
             member.reorder(index, contexts)
 
 
-def together(scorers: Sequence[Scorer]) -> Scorer:
+def combine_scorers(scorers: Sequence[Scorer]) -> Scorer:
     """One scorer of several: a single one needs no mean."""
     return scorers[0] if len(scorers) == 1 else Ensemble(scorers)

@@ -14,11 +14,11 @@ import torch
 from subquad.data.batches import Budget, batches_by_tokens
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.align import Alignment, align, check_alignments
-from subquad.decode.beam import Hypothesis, Request, beam_search, padded, symbols_of
-from subquad.decode.fast import prepared
-from subquad.decode.limits import longest_source, longest_text
+from subquad.decode.beam import Hypothesis, SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.inference import prepare_for_inference
+from subquad.decode.limits import max_source_length, max_text_length
 from subquad.decode.options import DecodeOptions
-from subquad.decode.scoring import TargetScorer, together
+from subquad.decode.scoring import Seq2SeqScorer, combine_scorers
 from subquad.kernels.parallel import parallel_map
 from subquad.models import Seq2Seq
 from subquad.models.base import compile_blocks
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
     alignment: Alignment | None = None
 
 
-class Translated(NamedTuple):
+class Translation(NamedTuple):
     """A line's translations, the best first. There is always one."""
 
     candidates: list[Candidate]
@@ -47,7 +47,7 @@ class Translated(NamedTuple):
         return self.candidates[0].text
 
 
-NOTHING = Translated([Candidate("", [], 0.0, [], [])])
+EMPTY_TRANSLATION = Translation([Candidate("", [], 0.0, [], [])])
 
 
 class Translator:
@@ -73,39 +73,39 @@ class Translator:
         if alignments:
             check_alignments(models[0])
         self.options = options or DecodeOptions()
-        self.plain, self.alignments = models[0], alignments
-        self.models = [prepared(model, self.options.weights) for model in models]
+        self.alignment_model, self.alignments = models[0], alignments
+        self.models = [prepare_for_inference(model, self.options.weights) for model in models]
         if self.options.compile:
             for model in self.models:
                 compile_blocks(model)
-        self.source, self.target, self.symbols = source, target, symbols_of(target)
+        self.source, self.target, self.symbols = source, target, special_tokens(target)
         self.device = next(models[0].parameters()).device
-        limits = [longest_source(model) for model in models]
-        self.most_source = min([self.options.batch_tokens, *(limit for limit in limits if limit is not None)])
-        self.most_target = _least(longest_text(model) for model in models)
-        self.empty = self.shortened = 0
+        limits = [max_source_length(model) for model in models]
+        self.max_source_tokens = min([self.options.batch_tokens, *(limit for limit in limits if limit is not None)])
+        self.max_target_tokens = _smallest(max_text_length(model) for model in models)
+        self.empty = self.truncated = 0
 
-    def lines(self, texts: Iterable[str], prefixes: Iterable[str] | None = None) -> Iterator[Translated]:
+    def translate(self, texts: Iterable[str], prefixes: Iterable[str] | None = None) -> Iterator[Translation]:
         """One result for each text, in order. prefixes: what each translation must begin with."""
         rest = iter(texts)
         starts = iter(prefixes) if prefixes is not None else None
         while window := list(itertools.islice(rest, WINDOW)):
             given = list(itertools.islice(starts, len(window))) if starts is not None else None
-            yield from self.window(window, given)
+            yield from self.translate_window(window, given)
 
-    def window(self, texts: Sequence[str], prefixes: Sequence[str] | None = None) -> Iterator[Translated]:
+    def translate_window(self, texts: Sequence[str], prefixes: Sequence[str] | None = None) -> Iterator[Translation]:
         """The same for texts that are all there: they are decoded by length, and given back by number."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise ValueError(f"there are {len(texts)} lines and {len(prefixes)} prefixes")
         read = self.source.encode_batch(texts)
-        sources = [self._ended(tokens) if text.strip() else [] for text, tokens in zip(texts, read, strict=True)]
+        sources = [self._with_eos(tokens) if text.strip() else [] for text, tokens in zip(texts, read, strict=True)]
         starts = self.target.encode_batch(prefixes) if prefixes is not None else [[] for _ in texts]
-        done = {number: NOTHING for number, tokens in enumerate(sources) if not tokens}
+        done = {number: EMPTY_TRANSLATION for number, tokens in enumerate(sources) if not tokens}
         self.empty += len(done)
         given = 0
         batches = self._batches(sources)
 
-        def decode(batch: list[int]) -> list[Translated]:
+        def decode(batch: list[int]) -> list[Translation]:
             return self._decode([sources[number] for number in batch], [starts[number] for number in batch])
 
         # a batch on each thread costs less than all threads on each batch
@@ -119,11 +119,11 @@ class Translator:
             given += 1
         assert given == len(texts), "every line has one result"
 
-    def _ended(self, tokens: list[int]) -> list[int]:
+    def _with_eos(self, tokens: list[int]) -> list[int]:
         """Tokens of a line with their end; none of a line without any."""
-        most = self.most_source
+        most = self.max_source_tokens
         if len(tokens) >= most:
-            self.shortened += 1
+            self.truncated += 1
             tokens = tokens[: most - 1]
         return [*tokens, self.source.eos] if tokens else []
 
@@ -135,27 +135,27 @@ class Translator:
         return [batch.tolist() for batch in batches_by_tokens(order, sizes, budget)]
 
     @torch.inference_mode()
-    def _decode(self, sources: Sequence[list[int]], starts: Sequence[list[int]]) -> list[Translated]:
-        source, padding = padded(sources, self.source.pad)
+    def _decode(self, sources: Sequence[list[int]], starts: Sequence[list[int]]) -> list[Translation]:
+        source, padding = pad_rows(sources, self.source.pad)
         source, padding = source.to(self.device), padding.to(self.device)
         given = padding if bool(padding.any()) else None
-        scorer = together([TargetScorer(model, source, given) for model in self.models])
+        scorer = combine_scorers([Seq2SeqScorer(model, source, given) for model in self.models])
         limits = [int(self.options.max_len_a * len(tokens) + self.options.max_len_b) for tokens in sources]
-        if self.most_target is not None:
-            limits = [min(limit, self.most_target - 1) for limit in limits]
-        prefixes = padded(starts, self.symbols.pad)[0].to(self.device) if any(starts) else None
+        if self.max_target_tokens is not None:
+            limits = [min(limit, self.max_target_tokens - 1) for limit in limits]
+        prefixes = pad_rows(starts, self.symbols.pad)[0].to(self.device) if any(starts) else None
         first = torch.full((len(sources),), self.symbols.eos, device=self.device)
-        request = Request(first, torch.tensor(limits), prefixes)
+        request = SearchRequest(first, torch.tensor(limits), prefixes)
         found = beam_search(scorer, request, self.options, self.symbols)
         return [
-            Translated([self._candidate(tokens, one) for one in hypotheses])
+            Translation([self._candidate(tokens, one) for one in hypotheses])
             for tokens, hypotheses in zip(sources, found, strict=True)
         ]
 
     def _candidate(self, source: list[int], found: Hypothesis) -> Candidate:
-        alignment = align(self.plain, [source], [found.tokens])[0] if self.alignments else None
+        alignment = align(self.alignment_model, [source], [found.tokens])[0] if self.alignments else None
         return Candidate(self.target.decode(found.tokens), *found, alignment)
 
 
-def _least(limits: Iterable[int | None]) -> int | None:
+def _smallest(limits: Iterable[int | None]) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)

@@ -15,17 +15,17 @@ def class_ranks(logits: Tensor, labels: Tensor) -> Tensor:
     return (~(logits < own)).sum(1) - 1
 
 
-def share(hits: np.ndarray, signature: str) -> Measure:
+def accuracy(hits: np.ndarray, signature: str) -> Measure:
     """How many of the samples are hits: (samples,) of 0 and 1, as a number from 0 to 1."""
     statistics = np.stack([hits.astype(np.float64), np.ones(len(hits))], 1)
-    return Measure(statistics, share_score, signature, percent=True)
+    return Measure(statistics, accuracy_score, signature, percent=True)
 
 
-def share_score(sums: np.ndarray) -> float:
-    """The score of `share` from sums of its statistics."""
+def accuracy_score(sums: np.ndarray) -> float:
+    """The score of `accuracy` from sums of its statistics."""
     return float(sums[0] / sums[1])
 
 
-def tops(num_classes: int) -> tuple[int, ...]:
+def reported_top_k(num_classes: int) -> tuple[int, ...]:
     """Among how many of the best the right class is looked for; among five of five it always is."""
     return (1, 5) if num_classes > 5 else (1,)

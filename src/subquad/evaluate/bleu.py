@@ -45,7 +45,7 @@ def word_bleu(hypotheses: Sequence[str], references: References) -> Measure:
 
 def compound_bleu(hypotheses: Sequence[str], references: References) -> Measure:
     """`word_bleu` after `split_compounds` on both sides."""
-    streams = [[split_compounds(text) for text in stream] for stream in checked_streams(hypotheses, references)]
+    streams = [[split_compounds(text) for text in stream] for stream in reference_streams(hypotheses, references)]
     found = word_bleu([split_compounds(text) for text in hypotheses], streams)
     return Measure(found.statistics, found.score, f"{found.signature}|compounds:split")
 
@@ -70,15 +70,15 @@ def token_bleu(
     hypotheses: Sequence[Iterable[int]], references: Sequence[Iterable[int]], *, pad: int, eos: int, unk: int
 ) -> Measure:
     """`word_bleu` of token numbers, without padding and eos around a sentence; unk in a reference never matches."""
-    said = [" ".join(map(str, _stripped(tokens, pad, eos))) for tokens in hypotheses]
+    said = [" ".join(map(str, _strip_special(tokens, pad, eos))) for tokens in hypotheses]
     asked = [
-        " ".join(NEVER_MATCHES if token == unk else str(token) for token in _stripped(tokens, pad, eos))
+        " ".join(NEVER_MATCHES if token == unk else str(token) for token in _strip_special(tokens, pad, eos))
         for tokens in references
     ]
     return word_bleu(said, asked)
 
 
-def _stripped(tokens: Iterable[int], pad: int, eos: int) -> list[int]:
+def _strip_special(tokens: Iterable[int], pad: int, eos: int) -> list[int]:
     kept = [int(token) for token in tokens]
     while kept and kept[-1] in (pad, eos):
         kept.pop()
@@ -86,7 +86,7 @@ def _stripped(tokens: Iterable[int], pad: int, eos: int) -> list[int]:
     return kept[first:]
 
 
-def checked_streams(hypotheses: Sequence[str], references: References) -> list[Sequence[str]]:
+def reference_streams(hypotheses: Sequence[str], references: References) -> list[Sequence[str]]:
     """References as streams of one text for each hypothesis; a ValueError says which shape was given instead."""
     _check_texts(hypotheses, "hypotheses")
     if not len(hypotheses):
@@ -115,7 +115,7 @@ def _check_texts(texts: Any, name: str) -> None:
 
 
 def _measure(metric: BLEU | CHRF, hypotheses: Sequence[str], references: References) -> Measure:
-    streams = checked_streams(hypotheses, references)
+    streams = reference_streams(hypotheses, references)
     # The two methods behind sacrebleu's own bootstrap: statistics of each sentence, and the score of their sum.
     statistics = np.array(metric._extract_corpus_statistics(hypotheses, streams), np.float64)
     return Measure(statistics, functools.partial(_score, metric), str(metric.get_signature()))

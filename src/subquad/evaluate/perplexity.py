@@ -21,7 +21,7 @@ from subquad.data.batches import Batch
 from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
 from subquad.evaluate.measure import Measure
 
-LARGEST_EXPONENT = 700.0  # exp of more is beyond float64
+MAX_EXPONENT = 700.0  # exp of more is beyond float64
 
 
 class TokenLines:
@@ -96,9 +96,9 @@ def perplexity(losses: np.ndarray, per: float = 1.0, signature: str = "") -> Mea
 
 def perplexity_score(sums: np.ndarray, per: float = 1.0) -> float:
     """The score of `perplexity` from sums of its losses."""
-    return math.exp(min(LARGEST_EXPONENT, sums[0] / (sums[1] * per)))
+    return math.exp(min(MAX_EXPONENT, sums[0] / (sums[1] * per)))
 
 
-def bits(losses: np.ndarray, per: float, signature: str) -> Measure:
+def bits_per_unit(losses: np.ndarray, per: float, signature: str) -> Measure:
     """Bits for each unit (such as a byte), of which there are `per` for each token; losses as for `perplexity`."""
     return Measure(losses, lambda sums: float(sums[0] / (sums[1] * per) / math.log(2)), signature, "lower", decimals=4)

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from subquad.evaluate.measure import Measure
-from subquad.evaluate.significance import RESAMPLES, Comparison, interval, paired
+from subquad.evaluate.significance import RESAMPLES, Comparison, confidence_interval, paired_test
 from subquad.files import read_metadata, replace_synced, write_json
 
 FORMAT = 1
@@ -106,7 +106,7 @@ class Evaluation:
         return {
             name: MetricEstimate(
                 value=measure.value,
-                **asdict(interval(measure, resamples)),
+                **asdict(confidence_interval(measure, resamples)),
                 better=measure.better,
                 percent=measure.percent,
                 decimals=measure.decimals,
@@ -131,7 +131,7 @@ class Evaluation:
                 not_compared[name] = f"{measure.signature} here, {signature} there"
                 continue
             theirs = Measure(statistics[name], measure.score, signature, measure.better)
-            metrics[name] = paired(measure, theirs, resamples)
+            metrics[name] = paired_test(measure, theirs, resamples)
         if not metrics:
             raise ValueError(f"{other} holds no metric that was computed as here: {next(iter(not_compared.values()))}")
         return Differences(str(other), metrics, not_compared)
@@ -154,7 +154,7 @@ def samples_path(path: Path) -> Path:
     return path.with_suffix(".samples.safetensors")
 
 
-def stored_evaluation(run: Path, split: str) -> Path:
+def find_evaluation(run: Path, split: str) -> Path:
     """The result file of a run's split, or the file itself if that is what is given."""
     path = run if run.is_file() else run / f"{WHAT}-{split}.json"
     if not run.exists():
@@ -164,6 +164,6 @@ def stored_evaluation(run: Path, split: str) -> Path:
     return path
 
 
-def task_of_evaluation(path: Path) -> str:
+def read_task(path: Path) -> str:
     """The task whose model was evaluated."""
     return read_metadata(path, FORMAT, WHAT, ["task"])["task"]

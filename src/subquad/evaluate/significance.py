@@ -39,7 +39,7 @@ class Comparison:
     resamples: int
 
 
-def resampled_sums(statistics: np.ndarray, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
+def resample_sums(statistics: np.ndarray, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
     """Sums (resamples, k) of statistics (samples, k). The draws depend on the seed and the number of samples only."""
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
@@ -57,14 +57,16 @@ def resampled_sums(statistics: np.ndarray, resamples: int = RESAMPLES, seed: int
     return np.concatenate(sums)
 
 
-def interval(measure: Measure, resamples: int = RESAMPLES, seed: int = SEED, level: float = LEVEL) -> Interval:
+def confidence_interval(
+    measure: Measure, resamples: int = RESAMPLES, seed: int = SEED, level: float = LEVEL
+) -> Interval:
     """The confidence interval of a measure."""
     scores = _scores(measure, resamples, seed)
     low, high = _percentiles(scores, level)
     return Interval(low, high, level, resamples)
 
 
-def paired(
+def paired_test(
     first: Measure, second: Measure, resamples: int = RESAMPLES, seed: int = SEED, level: float = LEVEL
 ) -> Comparison:
     """Whether two systems differ on the same samples, which both measures hold in the same order."""
@@ -83,7 +85,7 @@ def paired(
 
 
 def _scores(measure: Measure, resamples: int, seed: int) -> np.ndarray:
-    return np.array([measure.score(sums) for sums in resampled_sums(measure.statistics, resamples, seed)])
+    return np.array([measure.score(sums) for sums in resample_sums(measure.statistics, resamples, seed)])
 
 
 def _percentiles(values: np.ndarray, level: float) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from subquad.decode.beam import padded
+from subquad.decode.beam import pad_rows
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
 from subquad.models import LanguageModel
@@ -86,7 +86,7 @@ class SubquadLM(TemplateLM):
         if (longest := max(len(said) for _, said in pairs)) > self.max_length:
             raise ValueError(f"a continuation of {longest} tokens is longer than the {self.max_length} of a sample")
         rows = [(context + said)[-self.max_length - 1 :] for context, said in pairs]
-        tokens = padded([row[:-1] for row in rows], self.words.pad)[0].to(self._device)
+        tokens = pad_rows([row[:-1] for row in rows], self.words.pad)[0].to(self._device)
         logits = self.model(tokens).logits.float()  # padding is after the rows, where a causal model does not see it
         scores = []
         for (_, said), row, values in zip(pairs, rows, logits, strict=True):

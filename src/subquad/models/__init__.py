@@ -1,6 +1,6 @@
 """Whole models, each built from one config: `build_model("transformer_iwslt_de_en", source_vocab=..., ...)`."""
 
-from subquad.models.base import MODELS, Model, ModelConfig, Output, model_from
+from subquad.models.base import MODELS, Model, ModelConfig, ModelOutput, build_from_config
 from subquad.models.classifier import TextClassifier, TextClassifierConfig
 from subquad.models.language import LanguageModel, LanguageModelConfig
 from subquad.models.masked import MaskedLanguageModel, MaskedLanguageModelConfig
@@ -19,7 +19,7 @@ __all__ = [
     "MaskedLanguageModelConfig",
     "Model",
     "ModelConfig",
-    "Output",
+    "ModelOutput",
     "Pyramid",
     "PyramidConfig",
     "Seq2Seq",
@@ -28,9 +28,9 @@ __all__ = [
     "TextClassifierConfig",
     "VisionConfig",
     "VisionTransformer",
+    "build_from_config",
     "build_model",
     "load_model",
-    "model_from",
     "preset",
     "save_model",
 ]

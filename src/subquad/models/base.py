@@ -15,7 +15,7 @@ from subquad.nn.block import Block
 from subquad.nn.stack import MixerChoice, Stack, StackConfig, StackState
 
 
-class Output(NamedTuple):
+class ModelOutput(NamedTuple):
     """logits: (batch, time, vocab) or (batch, classes); state: for the next call, when streaming; aux: the mixers'
     regulariser (batch,), the mean over the layers that have one, or None."""
 
@@ -32,9 +32,9 @@ class ModelConfig(Options):
     """Names of the fields that hold a stack, with what the model decides about each."""
     defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What a stack has unless it says otherwise, where this differs from other models."""
-    entrances: ClassVar[Mapping[str, str]] = {}
+    stack_embeddings: ClassVar[Mapping[str, str]] = {}
     """Name of the embedding before a stack, where there is one."""
-    independent_of: ClassVar[frozenset[str]] = frozenset()
+    ignored_data_options: ClassVar[frozenset[str]] = frozenset()
     """What data decides about other kinds of model, and this kind has no option for."""
 
     @model_validator(mode="before")
@@ -49,12 +49,12 @@ class ModelConfig(Options):
             stack = stack.model_dump(exclude_unset=True) if isinstance(stack, StackConfig) else stack
             if not isinstance(stack, Mapping):
                 continue  # pydantic says what is wrong with it
-            fixed = {**decided, **cls.decide(given)}
+            fixed = {**decided, **cls.options_of_all_stacks(given)}
             for option, value in fixed.items():
                 if stack.get(option, value) != value:
                     raise ValueError(f"{name}.{option} is {stack[option]!r}; this kind of model needs {value!r}")
             given[name] = {**cls.defaults.get(name, {}), **stack, **fixed}
-            entrance = given.get(cls.entrances.get(name, ""), {})
+            entrance = given.get(cls.stack_embeddings.get(name, ""), {})
             positions = (
                 entrance.get("positions") if isinstance(entrance, Mapping) else getattr(entrance, "positions", None)
             )
@@ -63,7 +63,7 @@ class ModelConfig(Options):
         return given
 
     @classmethod
-    def decide(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+    def options_of_all_stacks(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """What every stack takes from the model's own options."""
         return {"dim": given.get("dim", cls.model_fields["dim"].default)}
 
@@ -154,7 +154,7 @@ def register_model(model: ModelType) -> ModelType:
     return model
 
 
-def model_from(options: Mapping[str, Any]) -> Model:
+def build_from_config(options: Mapping[str, Any]) -> Model:
     """The model of a resolved config: `options["kind"]` says which."""
     kind = options.get("kind")
     if not isinstance(kind, str) or kind not in MODELS:
@@ -173,17 +173,17 @@ def compile_blocks(model: nn.Module) -> None:
 # ---------------------------------------------------------------------- how weights begin
 
 
-def outside_mixers(module: nn.Module) -> Iterator[nn.Module]:
+def modules_outside_mixers(module: nn.Module) -> Iterator[nn.Module]:
     """Modules that do not belong to a mixer: mixers begin as their originals do."""
     yield module
     for child in module.children():
         if not isinstance(child, Mixer):
-            yield from outside_mixers(child)
+            yield from modules_outside_mixers(child)
 
 
 def init_as_vision(model: nn.Module) -> None:
     """Linear maps: truncated normal of deviation 0.02, biases 0."""
-    for module in outside_mixers(model):
+    for module in modules_outside_mixers(model):
         init_small(module)
 
 

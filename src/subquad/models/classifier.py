@@ -6,7 +6,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
+from subquad.models.base import (
+    Model,
+    ModelConfig,
+    ModelOutput,
+    init_as_fairseq,
+    mean_aux,
+    random_tokens,
+    register_model,
+)
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.stack import Stack, StackConfig
@@ -23,7 +31,7 @@ class TextClassifierConfig(ModelConfig):
     head_hidden_dim: int | None = Field(None, ge=1, description="width of a hidden layer before the classes")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
-    entrances: ClassVar = {"encoder": "embedding"}
+    stack_embeddings: ClassVar = {"encoder": "embedding"}
 
 
 @register_model
@@ -37,7 +45,7 @@ class TextClassifier(Model):
         super().__init__(config)
         self.embedding = TokenEmbedding(config.vocab, config.dim, config.embedding)
         self.encoder = Stack(config.encoder)
-        self.head = _class_head(config.dim, config.head_hidden_dim, config.num_classes)
+        self.head = _build_class_head(config.dim, config.head_hidden_dim, config.num_classes)
         init_as_fairseq(self)
 
     @property
@@ -47,12 +55,12 @@ class TextClassifier(Model):
     def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
         return (random_tokens(self.config.vocab, batch, length, generator),)
 
-    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> Output:
+    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> ModelOutput:
         """padding: (batch, time) bool, True = ignore; None: every token counts."""
         x, _, aux = self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
-        return Output(self.head(self._pooled(x, padding)), None, mean_aux(aux))
+        return ModelOutput(self.head(self._pool(x, padding)), None, mean_aux(aux))
 
-    def _pooled(self, x: Tensor, padding: Tensor | None) -> Tensor:
+    def _pool(self, x: Tensor, padding: Tensor | None) -> Tensor:
         if self.config.pooling == "first":
             if padding is None:
                 return x[:, 0]
@@ -64,7 +72,7 @@ class TextClassifier(Model):
         return (x * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
-def _class_head(dim: int, hidden_dim: int | None, num_classes: int) -> nn.Module:
+def _build_class_head(dim: int, hidden_dim: int | None, num_classes: int) -> nn.Module:
     if hidden_dim is None:
         return nn.Linear(dim, num_classes)
     return nn.Sequential(nn.Linear(dim, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, num_classes))

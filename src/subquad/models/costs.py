@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
-from subquad.models.base import Model, model_from
+from subquad.models.base import Model, build_from_config
 from subquad.models.language import LanguageModel
-from subquad.models.presets import merged
+from subquad.models.presets import merge_options
 from subquad.models.seq2seq import Seq2Seq
 
 FLOAT_BYTES = 4
@@ -49,14 +49,14 @@ def _tap_conv_flops(x: Any, taps: Any, *_: Any, **__: Any) -> int:
     return 2 * torch.Size(x).numel() * taps[-1]
 
 
-def costs(config: dict[str, Any], batch: int, length: int, streaming: bool = True) -> Costs:
+def estimate_costs(config: dict[str, Any], batch: int, length: int, streaming: bool = True) -> Costs:
     """Of a model with this resolved config, for a batch of sequences of `length` tokens (images have their own).
 
     streaming: whether the state of decoding is of interest; tracing it takes a while for mechanisms with small steps.
     """
     whole: dict[str, Any] = {side: {"layer_drop": 0.0} for side in ("encoder", "decoder") if side in config}
     with torch.device("meta"):
-        model = model_from(merged(config, whole))
+        model = build_from_config(merge_options(config, whole))
         given = model.random_inputs(batch, model.native_length or length)
         model.eval()
         flops = forward_flops(lambda: model(*given))

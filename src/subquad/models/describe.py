@@ -40,12 +40,12 @@ def describe_preset(name: str, batch: int, length: int) -> dict[str, Any]:
     import torch
 
     from subquad.models import build_model
-    from subquad.models.costs import costs
+    from subquad.models.costs import estimate_costs
 
     with torch.device("meta"):
         model = build_model(name)
     config = model.config.model_dump(mode="json")
-    cost = costs(config, batch, length)
+    cost = estimate_costs(config, batch, length)
     counts = {part: sum(p.numel() for p in module.parameters()) for part, module in model.parts().items()}
     parts = [
         {"name": part, "parameters": counts[part], "architecture": architecture(module)}

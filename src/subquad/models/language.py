@@ -6,11 +6,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
+from subquad.models.base import (
+    Model,
+    ModelConfig,
+    ModelOutput,
+    init_as_fairseq,
+    mean_aux,
+    random_tokens,
+    register_model,
+)
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, build_head
-from subquad.nn.stack import Stack, StackConfig, Stacked, StackState
+from subquad.nn.stack import Stack, StackConfig, StackOutput, StackState
 
 
 class LanguageModelConfig(ModelConfig):
@@ -22,7 +30,7 @@ class LanguageModelConfig(ModelConfig):
     head: HeadConfig = Field(default_factory=HeadConfig, description="how vectors become words")
 
     stacks: ClassVar = {"decoder": {"causal": True}}
-    entrances: ClassVar = {"decoder": "embedding"}
+    stack_embeddings: ClassVar = {"decoder": "embedding"}
 
 
 @register_model
@@ -52,12 +60,12 @@ class LanguageModel(Model):
         """The state to begin streaming with: pass it to the first call, and then what each call gave back."""
         return self.decoder.init_state(batch, device, dtype)
 
-    def features(self, tokens: Tensor, padding: Tensor | None = None, state: StackState | None = None) -> Stacked:
+    def features(self, tokens: Tensor, padding: Tensor | None = None, state: StackState | None = None) -> StackOutput:
         """What the head reads: (batch, time, dim). Training gives it to `head.nll` with the next tokens."""
         x = self.embedding(tokens, padding, state.lengths if state is not None else None)
         return self.decoder(x, BlockInputs(padding), state)
 
-    def forward(self, tokens: Tensor, *, padding: Tensor | None = None, state: StackState | None = None) -> Output:
+    def forward(self, tokens: Tensor, *, padding: Tensor | None = None, state: StackState | None = None) -> ModelOutput:
         """padding: (batch, time) bool, True = ignore; None: every token counts."""
         x, after, aux = self.features(tokens, padding, state)
-        return Output(self.head(x), after, mean_aux(aux))
+        return ModelOutput(self.head(x), after, mean_aux(aux))

@@ -9,12 +9,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
+from subquad.models.base import (
+    Model,
+    ModelConfig,
+    ModelOutput,
+    init_as_fairseq,
+    mean_aux,
+    random_tokens,
+    register_model,
+)
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
-from subquad.nn.feedforward import PLAIN
+from subquad.nn.feedforward import ACTIVATIONS
 from subquad.nn.heads import HeadConfig, build_head
-from subquad.nn.stack import Stack, StackConfig, Stacked
+from subquad.nn.stack import Stack, StackConfig, StackOutput
 
 
 class MaskedLanguageModelConfig(ModelConfig):
@@ -27,7 +35,7 @@ class MaskedLanguageModelConfig(ModelConfig):
     head: HeadConfig = Field(HeadConfig(bias=True), description="how vectors become words")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
-    entrances: ClassVar = {"encoder": "embedding"}
+    stack_embeddings: ClassVar = {"encoder": "embedding"}
 
     @property
     def mask(self) -> int:
@@ -58,15 +66,15 @@ class MaskedLanguageModel(Model):
     def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
         return (random_tokens(self.config.vocab, batch, length, generator),)
 
-    def features(self, tokens: Tensor, padding: Tensor | None = None) -> Stacked:
+    def features(self, tokens: Tensor, padding: Tensor | None = None) -> StackOutput:
         """What the stack makes of the tokens: (batch, time, dim)."""
         return self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
 
-    def words(self, features: Tensor) -> Tensor:
+    def head_inputs(self, features: Tensor) -> Tensor:
         """What the head reads of features (..., dim), of those alone whose words are asked for: the same shape."""
-        return self.last_norm(PLAIN[self.config.head_activation](self.last(features)))
+        return self.last_norm(ACTIVATIONS[self.config.head_activation](self.last(features)))
 
-    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> Output:
+    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> ModelOutput:
         """padding: (batch, time) bool, True = ignore; None: every token counts."""
         x, _, aux = self.features(tokens, padding)
-        return Output(self.head(self.words(x)), None, mean_aux(aux))
+        return ModelOutput(self.head(self.head_inputs(x)), None, mean_aux(aux))

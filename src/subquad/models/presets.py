@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subquad.config import nearest
-from subquad.models.base import MODELS, Model, model_from
+from subquad.models.base import MODELS, Model, build_from_config
 
 Data = dict[str, Any]
 
@@ -201,22 +201,22 @@ def preset(name: str, changes: Mapping[str, Any] | None = None) -> Data:
     """The config of a preset, with changes merged in."""
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no preset is called {name!r}{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
-    return merged(PRESETS[name], changes or {})
+    return merge_options(PRESETS[name], changes or {})
 
 
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Data:
+def merge_options(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Data:
     """`base` with `changes`, mapping by mapping. One with a `name` (a mixer) replaces what was there altogether."""
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
         old = {"name": old} if isinstance(old, str) else old
         merges = isinstance(value, Mapping) and "name" not in value and isinstance(old, Mapping)
-        result[key] = merged(old, value) if merges and old is not None else value
+        result[key] = merge_options(old, value) if merges and old is not None else value
     return result
 
 
 def build_model(name: str, **changes: Any) -> Model:
     """A model of a preset or kind, with changes: `build_model("lm_small", vocab=100, decoder={"mixer": "eva"})`."""
     if name in MODELS:
-        return model_from({"kind": name, **changes})
-    return model_from(preset(name, changes))
+        return build_from_config({"kind": name, **changes})
+    return build_from_config(preset(name, changes))

@@ -12,11 +12,19 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_vision, mean_aux, outside_mixers, register_model
+from subquad.models.base import (
+    Model,
+    ModelConfig,
+    ModelOutput,
+    init_as_vision,
+    mean_aux,
+    modules_outside_mixers,
+    register_model,
+)
 from subquad.models.vision import random_images
 from subquad.nn.block import BlockInputs
 from subquad.nn.patches import OverlappingPatches
-from subquad.nn.stack import Stack, StackConfig, rising
+from subquad.nn.stack import Stack, StackConfig, drop_path_rates
 
 NATIVE_SIDE = 224
 FINEST_PATCH = 4
@@ -32,7 +40,7 @@ class PyramidConfig(ModelConfig):
     )
     drop_path: float = Field(0.0, ge=0.0, lt=1.0, description="drop path of the last block; rises over all stages")
 
-    independent_of: ClassVar = frozenset({"image_size"})
+    ignored_data_options: ClassVar = frozenset({"image_size"})
 
     def check(self) -> None:
         for number, stage in enumerate(self.stages):
@@ -56,11 +64,11 @@ class Pyramid(Model):
             OverlappingPatches(widths[number], widths[number + 1], 3 if number else 7, 2 if number else FINEST_PATCH)
             for number in range(len(config.stages))
         )
-        rates = iter(rising(config.drop_path, sum(stage.layers for stage in config.stages)))
+        rates = iter(drop_path_rates(config.drop_path, sum(stage.layers for stage in config.stages)))
         self.stages = nn.ModuleList(Stack(stage, [next(rates) for _ in range(stage.layers)]) for stage in config.stages)
         self.head = nn.Linear(widths[-1], config.num_classes)
         init_as_vision(self)
-        for module in outside_mixers(self):
+        for module in modules_outside_mixers(self):
             if isinstance(module, nn.Conv2d):
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
                 nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
@@ -94,11 +102,11 @@ class Pyramid(Model):
     def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
         return (random_images(self.config.channels, math.isqrt(length) * FINEST_PATCH, batch, generator),)
 
-    def forward(self, images: Tensor) -> Output:
+    def forward(self, images: Tensor) -> ModelOutput:
         regularisers = []
         for patches, stage in zip(self.patches, self.stages, strict=True):
             x, grid = patches(images)
             x, _, aux = stage(x, BlockInputs(grid=grid))
             regularisers.append(aux)
             images = x.transpose(1, 2).unflatten(2, grid)
-        return Output(self.head(x.mean(1)), None, mean_aux(*regularisers))
+        return ModelOutput(self.head(x.mean(1)), None, mean_aux(*regularisers))

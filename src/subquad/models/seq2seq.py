@@ -6,11 +6,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_fairseq, mean_aux, random_tokens, register_model
+from subquad.models.base import (
+    Model,
+    ModelConfig,
+    ModelOutput,
+    init_as_fairseq,
+    mean_aux,
+    random_tokens,
+    register_model,
+)
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, build_head
-from subquad.nn.stack import Stack, StackConfig, Stacked, StackState
+from subquad.nn.stack import Stack, StackConfig, StackOutput, StackState
 
 
 class Seq2SeqConfig(ModelConfig):
@@ -27,7 +35,7 @@ class Seq2SeqConfig(ModelConfig):
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}, "decoder": {"causal": True}}
     defaults: ClassVar = {"decoder": {"cross": "softmax"}}
-    entrances: ClassVar = {"encoder": "source", "decoder": "target"}
+    stack_embeddings: ClassVar = {"encoder": "source", "decoder": "target"}
 
     def check(self) -> None:
         if self.decoder.cross is None:
@@ -70,7 +78,7 @@ class Seq2Seq(Model):
         """The state to begin decoding with. The first call of `decode` brings the context; the state then holds it."""
         return self.decoder.init_state(batch, device, dtype)
 
-    def encode(self, source: Tensor, padding: Tensor | None = None) -> Stacked:
+    def encode(self, source: Tensor, padding: Tensor | None = None) -> StackOutput:
         """The context (batch, time, dim) that the decoder reads."""
         return self.encoder(self.source(source, padding), BlockInputs(padding))
 
@@ -81,7 +89,7 @@ class Seq2Seq(Model):
         padding: Tensor | None = None,
         context_padding: Tensor | None = None,
         state: StackState | None = None,
-    ) -> Stacked:
+    ) -> StackOutput:
         """What the head reads: (batch, time', dim)."""
         x = self.target(target, padding, state.lengths if state is not None else None)
         return self.decoder(x, BlockInputs(padding, context, context_padding), state)
@@ -94,10 +102,10 @@ class Seq2Seq(Model):
         padding: Tensor | None = None,
         context_padding: Tensor | None = None,
         state: StackState | None = None,
-    ) -> Output:
+    ) -> ModelOutput:
         """Logits of the next target token at each position. context: what `encode` gave; streaming needs it once."""
         x, after, aux = self.features(target, context, padding, context_padding, state)
-        return Output(self.head(x), after, mean_aux(aux))
+        return ModelOutput(self.head(x), after, mean_aux(aux))
 
     def forward(
         self,
@@ -106,8 +114,8 @@ class Seq2Seq(Model):
         *,
         source_padding: Tensor | None = None,
         target_padding: Tensor | None = None,
-    ) -> Output:
+    ) -> ModelOutput:
         """Paddings: (batch, time) bool, True = ignore; None: every token counts."""
         context, _, encoder_aux = self.encoder(self.source(source, source_padding), BlockInputs(source_padding))
         x, _, decoder_aux = self.features(target, context, target_padding, source_padding)
-        return Output(self.head(x), None, mean_aux(encoder_aux, decoder_aux))
+        return ModelOutput(self.head(x), None, mean_aux(encoder_aux, decoder_aux))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subquad.files import checksum, read_metadata, replace_synced, wrap_corrupt_data_errors, write_json
 from subquad.mixers.registry import check_origins, origins
-from subquad.models.base import Model, model_from
+from subquad.models.base import Model, build_from_config
 from subquad.nn.stack import mixer_names
 
 FORMAT = 1
@@ -48,7 +48,7 @@ def load_model(folder: str | Path) -> Model:
         if checksum(path) != description["weights"]["sha256"]:
             raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
         check_origins(f"the model in {folder}", description["mechanisms"])
-        model = model_from(description["model"])
+        model = build_from_config(description["model"])
     try:
         weights = load_file(path)
     except SafetensorError as error:

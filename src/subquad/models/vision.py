@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.models.base import Model, ModelConfig, Output, init_as_vision, mean_aux, register_model
+from subquad.models.base import Model, ModelConfig, ModelOutput, init_as_vision, mean_aux, register_model
 from subquad.nn.block import BlockInputs
 from subquad.nn.patches import PatchEmbedding, Stem
 from subquad.nn.stack import Stack, StackConfig
@@ -93,7 +93,7 @@ class VisionTransformer(Model):
     def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
         return (random_images(self.config.channels, math.isqrt(length) * self.config.patch_size, batch, generator),)
 
-    def forward(self, images: Tensor) -> Output:
+    def forward(self, images: Tensor) -> ModelOutput:
         x, place = self.patches(images)
         grid: tuple[int, int] | None = place
         if self.class_token is not None:
@@ -105,7 +105,7 @@ class VisionTransformer(Model):
             x = x + self.positions
         x, _, aux = self.encoder(self.drop(x), BlockInputs(grid=grid))
         pooled = x[:, 0] if self.class_token is not None else x.mean(1)
-        return Output(self.head(pooled), None, mean_aux(aux))
+        return ModelOutput(self.head(pooled), None, mean_aux(aux))
 
 
 def random_images(channels: int, side: int, batch: int, generator: torch.Generator | None) -> Tensor:

@@ -81,22 +81,24 @@ class Block(nn.Module):
         self, x: Tensor, inputs: BlockInputs, state: BlockState | None = None
     ) -> tuple[Tensor, BlockState | None, Tensor | None]:
         """x, the state for the next call when streaming, and the mixer's regulariser (batch,) or None."""
-        given = dropout(self._before(self.mixer_norm, x), self.input_dropout, self.training)
+        given = dropout(self._normalise_input(self.mixer_norm, x), self.input_dropout, self.training)
         mixed = self.mixer(
             given, padding=inputs.padding, grid=inputs.grid, state=state.mixer if state is not None else None
         )
-        x = self._after(self.mixer_norm, x, mixed.y)
+        x = self._add_residual(self.mixer_norm, x, mixed.y)
         read = None
         if self.cross is not None:
             assert self.cross_norm is not None
-            read = self._read(self._before(self.cross_norm, x), inputs, state.cross if state is not None else None)
-            x = self._after(self.cross_norm, x, read.y)
-        x = self._after(self.ffn_norm, x, self.ffn(self._before(self.ffn_norm, x), inputs.grid))
+            read = self._cross_attend(
+                self._normalise_input(self.cross_norm, x), inputs, state.cross if state is not None else None
+            )
+            x = self._add_residual(self.cross_norm, x, read.y)
+        x = self._add_residual(self.ffn_norm, x, self.ffn(self._normalise_input(self.ffn_norm, x), inputs.grid))
         if state is None:
             return x, None, mixed.aux
         return x, BlockState(mixed.state, read.state if read is not None else None), mixed.aux
 
-    def _read(self, x: Tensor, inputs: BlockInputs, memory: State | None) -> MixerOutput:
+    def _cross_attend(self, x: Tensor, inputs: BlockInputs, memory: State | None) -> MixerOutput:
         """Cross-attention. Rows that share a remembered context stand side by side, and read it as one long row."""
         assert self.cross is not None
         shape, padding = x.shape, padding_tensor(inputs.padding)
@@ -108,10 +110,10 @@ class Block(nn.Module):
         )
         return read._replace(y=read.y.view(shape))
 
-    def _before(self, norm: nn.Module, x: Tensor) -> Tensor:
+    def _normalise_input(self, norm: nn.Module, x: Tensor) -> Tensor:
         return norm(x) if self.pre_norm else x
 
-    def _after(self, norm: nn.Module, x: Tensor, change: Tensor) -> Tensor:
+    def _add_residual(self, norm: nn.Module, x: Tensor, change: Tensor) -> Tensor:
         change = dropout(change, self.dropout, self.training)
         if self.training and self.drop_path:
             kept = torch.rand(x.shape[0], 1, 1, device=x.device) >= self.drop_path

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from subquad.config import Options
 from subquad.kernels.dropout import dropout
-from subquad.nn.positions import build_positions, count_tokens
+from subquad.nn.positions import build_positions, position_ids
 
 
 class EmbeddingConfig(Options):
@@ -36,7 +36,7 @@ class EmbeddingConfig(Options):
             raise ValueError(f"cutoffs must be positive and rise, got {list(self.cutoffs)}")
 
 
-def bands(vocab: int, cutoffs: tuple[int, ...]) -> list[tuple[int, int]]:
+def vocab_bands(vocab: int, cutoffs: tuple[int, ...]) -> list[tuple[int, int]]:
     """First word and end of each band of the vocabulary."""
     if cutoffs and cutoffs[-1] >= vocab:
         raise ValueError(f"the last cutoff, {cutoffs[-1]}, must be below the vocabulary size {vocab}")
@@ -48,7 +48,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def __init__(self, vocab: int, dim: int, config: EmbeddingConfig) -> None:
         super().__init__()
-        self.bands, self.pad = bands(vocab, config.cutoffs), config.pad
+        self.bands, self.pad = vocab_bands(vocab, config.cutoffs), config.pad
         self.tables, self.maps = nn.ParameterList(), nn.ParameterList()
         for number, (first, end) in enumerate(self.bands):
             width = max(1, dim // config.factor**number)
@@ -104,7 +104,7 @@ class TokenEmbedding(nn.Module):
         if self.config.scale:
             x = x * self.dim**0.5
         if self.positions is not None:
-            number = count_tokens(padding, tokens.shape[1], start, tokens.device)
+            number = position_ids(padding, tokens.shape[1], start, tokens.device)
             x = x + self.positions(number).to(x.dtype)
         if self.norm is not None:
             x = self.norm(x)

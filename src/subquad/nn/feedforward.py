@@ -13,8 +13,13 @@ from subquad.kernels.dropout import dropout
 from subquad.mixers.attention import init_xavier
 
 Activation = Literal["relu", "gelu", "silu", "glu", "reglu", "geglu", "swiglu"]
-PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"glu": F.sigmoid, "reglu": F.relu, "geglu": F.gelu, "swiglu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "glu": F.sigmoid,
+    "reglu": F.relu,
+    "geglu": F.gelu,
+    "swiglu": F.silu,
+}
 
 
 class FeedForward(nn.Module):
@@ -32,7 +37,7 @@ class FeedForward(nn.Module):
         """dropout: after the activation. convolution: 3 x 3 and depthwise, on the grid."""
         super().__init__()
         self.activation, self.dropout = activation, dropout
-        self.fc1 = nn.Linear(dim, 2 * ffn_dim if activation in GATES else ffn_dim, bias=bias)
+        self.fc1 = nn.Linear(dim, 2 * ffn_dim if activation in GATED_ACTIVATIONS else ffn_dim, bias=bias)
         self.fc2 = nn.Linear(ffn_dim, dim, bias=bias)
         width = self.fc1.out_features
         self.neighbours = nn.Conv2d(width, width, 3, padding=1, groups=width) if convolution else None
@@ -45,9 +50,9 @@ class FeedForward(nn.Module):
             if grid is None:
                 raise ValueError("a feed-forward map with a convolution needs the grid of its tokens")
             u = self.neighbours(u.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
-        if self.activation in GATES:
+        if self.activation in GATED_ACTIVATIONS:
             a, b = u.chunk(2, -1)
-            u = GATES[self.activation](a) * b
+            u = GATED_ACTIVATIONS[self.activation](a) * b
         else:
-            u = PLAIN[self.activation](u)
+            u = ACTIVATIONS[self.activation](u)
         return self.fc2(dropout(u, self.dropout, self.training))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subquad.config import Options
 from subquad.kernels.dropout import dropout
-from subquad.nn.embeddings import AdaptiveEmbedding, TokenEmbedding, bands
+from subquad.nn.embeddings import AdaptiveEmbedding, TokenEmbedding, vocab_bands
 
 
 class HeadConfig(Options):
@@ -58,7 +58,7 @@ class AdaptiveHead(nn.Module):
 
     def __init__(self, dim: int, vocab: int, config: HeadConfig, embedding: AdaptiveEmbedding | None) -> None:
         super().__init__()
-        self.bands, self.config = bands(vocab, config.cutoffs), config
+        self.bands, self.config = vocab_bands(vocab, config.cutoffs), config
         self.embedding = [embedding]  # in a list: its owner registers it, we do not
         self.clusters = nn.Parameter(nn.init.normal_(torch.empty(len(config.cutoffs), dim), std=dim**-0.5))
         self.words, self.maps = nn.ParameterList(), nn.ParameterList()

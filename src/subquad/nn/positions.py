@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from subquad.kernels import tracing
 
-FIRST_OF_FAIRSEQ = 2
+FAIRSEQ_OFFSET = 2
 """fairseq counts from the number of its padding symbol plus one."""
 
 
-def count_tokens(padding: Tensor | None, time: int, start: Tensor | None, device: torch.device) -> Tensor:
+def position_ids(padding: Tensor | None, time: int, start: Tensor | None, device: torch.device) -> Tensor:
     """The number of each token in its row: (batch or 1, time) int64, from `start` (batch,) or 0 on."""
     if padding is None:
         number = torch.arange(time, device=device)[None]
@@ -65,7 +65,7 @@ class LearnedPositions(nn.Module):
 def build_positions(kind: str, dim: int, max_length: int) -> nn.Module | None:
     """None: nothing is added."""
     if kind == "sinusoidal":
-        return Sinusoids(dim, FIRST_OF_FAIRSEQ, dim // 2 - 1)
+        return Sinusoids(dim, FAIRSEQ_OFFSET, dim // 2 - 1)
     if kind == "sin-cos":
         return Sinusoids(dim, 0, dim // 2)
     return LearnedPositions(dim, max_length) if kind == "learned" else None

@@ -172,7 +172,7 @@ class StackState:
         return [value for state in states for value in vars(state).values() if isinstance(value, Tensor)]
 
 
-class Stacked(NamedTuple):
+class StackOutput(NamedTuple):
     """x: (batch, time, dim); state: for the next call, when streaming; aux: (layers, batch), the regularisers of those
     layers that have one, or None."""
 
@@ -188,7 +188,7 @@ class Stack(nn.Module):
         """drop_paths: one rate for each block, where the stack is a part of a longer one."""
         super().__init__()
         self.config = config
-        rates = drop_paths if drop_paths is not None else rising(config.drop_path, config.layers)
+        rates = drop_paths if drop_paths is not None else drop_path_rates(config.drop_path, config.layers)
         mixers = config.mixer.by_layer(config.layers)
         crosses = config.cross.by_layer(config.layers) if config.cross is not None else [None] * config.layers
         self.blocks = nn.ModuleList(
@@ -235,7 +235,7 @@ class Stack(nn.Module):
             device = next(self.parameters(), torch.empty(0)).device
         return StackState(fresh_lengths(batch, device), layers)
 
-    def forward(self, x: Tensor, inputs: BlockInputs, state: StackState | None = None) -> Stacked:
+    def forward(self, x: Tensor, inputs: BlockInputs, state: StackState | None = None) -> StackOutput:
         # Tokens of padded rows are moved to the front here, once: all that blocks do besides mixing, they do to each
         # position on its own. On a grid neighbours count, so everything stays in its cell.
         rows = Padding.of(inputs.padding) if inputs.padding is not None and inputs.grid is None else None
@@ -263,9 +263,9 @@ class Stack(nn.Module):
         if state is not None:
             read = x.shape[1] if inputs.padding is None else Padding.of(inputs.padding).lengths
             after = StackState(state.lengths + read, layers)
-        return Stacked(x, after, torch.stack(regularisers) if regularisers else None)
+        return StackOutput(x, after, torch.stack(regularisers) if regularisers else None)
 
 
-def rising(rate: float, count: int) -> list[float]:
+def drop_path_rates(rate: float, count: int) -> list[float]:
     """Drop-path rates from 0 for the first block to `rate` for the last."""
     return [rate * number / max(1, count - 1) for number in range(count)]

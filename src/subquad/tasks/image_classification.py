@@ -27,7 +27,7 @@ from subquad.data.images.sets import ImageSet, ImageSubset, hold_out, open_image
 from subquad.data.images.transforms import AugmentOptions
 from subquad.data.text.prepare import ReportProgress
 from subquad.decode.classify import ImageClassifier
-from subquad.evaluate.accuracy import class_ranks, share, share_score, tops
+from subquad.evaluate.accuracy import accuracy, accuracy_score, class_ranks, reported_top_k
 from subquad.evaluate.report import Evaluation
 from subquad.models import Model
 from subquad.tasks.base import (
@@ -182,7 +182,7 @@ class ImageClassificationTask(Task):
     model_kinds = ("vision", "pyramid")
     metric = "top1"
     better = "higher"
-    main_metric = MainMetric("top1", "top-1", "higher", share_score, scale=100, unit=" %")
+    main_metric = MainMetric("top1", "top-1", "higher", accuracy_score, scale=100, unit=" %")
     sized_by_tokens = False
 
     def __init__(
@@ -261,7 +261,7 @@ class ImageClassificationTask(Task):
         else:
             found = class_loss(logits, labels, smoothing=smoothing)
         ranks = class_ranks(logits.detach(), labels)
-        hits = {f"top{most}": (ranks < most).sum() for most in tops(logits.shape[-1])}
+        hits = {f"top{most}": (ranks < most).sum() for most in reported_top_k(logits.shape[-1])}
         return replace(found, sums=found.sums | hits), aux
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
@@ -290,7 +290,8 @@ class ImageClassificationTask(Task):
         known = np.array([everything[number] for number in sorted(everything)])
         num_classes = len(images.classes)
         measures = {
-            f"top{most}": share(known[:, 1] < most, f"top-{most}|classes:{num_classes}") for most in tops(num_classes)
+            f"top{most}": accuracy(known[:, 1] < most, f"top-{most}|classes:{num_classes}")
+            for most in reported_top_k(num_classes)
         }
         labels = fingerprint([[number, everything[number][0]] for number in sorted(everything)])
         data = {"sha256": labels, "images": "as given"}

@@ -15,7 +15,7 @@ from subquad.data.text.prepare import ReportProgress
 from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
-from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits, perplexity, perplexity_score
+from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits_per_unit, perplexity, perplexity_score
 from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
@@ -115,7 +115,7 @@ class LanguageModelTask(BlockTask):
             counts |= {"words": size.words, "bytes": size.bytes}
             word, byte = f"per:whitespace word, line ends counted{how}", f"per:UTF-8 byte, line ends counted{how}"
             measures["word_ppl"] = perplexity(losses, size.words / tokens, word)
-            measures["bits_per_byte"] = bits(losses, size.bytes / tokens, byte)
+            measures["bits_per_byte"] = bits_per_unit(losses, size.bytes / tokens, byte)
         settings = {"context_window": context, **config.blocks.model_dump(mode="json")}
         data = {"sha256": fingerprint(samples), "text": origin}
         lost = blocks.blocks.total - tokens
@@ -136,6 +136,6 @@ class LanguageModelTask(BlockTask):
         lines = [line for (line,) in read_text(run, split, TIMED_LINES)[0]]
         generator = Generator([model], run.tokenizer("text"), run.decode)
         prompts = [" ".join(line.split()[:PROMPT_WORDS]) for line in lines if line.strip()][:PROMPTS] or ["."]
-        new = NEW_TOKENS if generator.most is None else max(1, min(NEW_TOKENS, generator.most // 2))
+        new = NEW_TOKENS if generator.max_tokens is None else max(1, min(NEW_TOKENS, generator.max_tokens // 2))
         greedy = SampleOptions(temperature=0)
         return lambda: sum(len(text.log_probabilities) for text in generator.sample(prompts, new, greedy))

@@ -19,7 +19,7 @@ from subquad.data.masking import Masking, MaskOptions
 from subquad.data.text.prepare import ReportProgress
 from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import Tokenizer
-from subquad.decode.limits import longest_text
+from subquad.decode.limits import max_text_length
 from subquad.evaluate.perplexity import TokenLines, perplexity, perplexity_score
 from subquad.evaluate.report import Evaluation
 from subquad.models import MaskedLanguageModel
@@ -80,7 +80,7 @@ class MaskedSamples:
 def masked_losses(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
     """[summed nll, number of targets] of every sample of a batch."""
     x, _, _ = model.features(batch["inputs"], _needed(batch["padding"]))
-    return losses_by_row(model.head, model.words(x), batch["targets"], pad=pad)
+    return losses_by_row(model.head, model.head_inputs(x), batch["targets"], pad=pad)
 
 
 def _needed(padding: Tensor | None) -> Tensor | None:
@@ -130,7 +130,7 @@ class MaskedLanguageModelTask(BlockTask):
         targets = batch["targets"]
         x, _, aux = model.features(batch["inputs"], _needed(batch.get("padding")))
         asked = (targets != pad).flatten().nonzero().squeeze(1)  # the others' words need not be made
-        words = model.words(x.flatten(0, 1).index_select(0, asked))
+        words = model.head_inputs(x.flatten(0, 1).index_select(0, asked))
         found = word_loss(model.head, words, targets.flatten()[asked], pad=pad, smoothing=smoothing)
         return found, mean_aux(aux)
 
@@ -144,7 +144,7 @@ class MaskedLanguageModelTask(BlockTask):
         texts, origin = read_text(run, split)
         lines = tokenizer.encode_batch([line for (line,) in texts])
         if config.blocks.breaks != "none":  # lines stay whole, so what the model cannot read is cut
-            lines = cut_lines(lines, longest_text(model), NUM_SPECIAL)
+            lines = cut_lines(lines, max_text_length(model), NUM_SPECIAL)
         samples = MaskedSamples(TokenLines(lines), config.blocks, config.masking, tokenizer)
         losses = shards.rows(
             samples,

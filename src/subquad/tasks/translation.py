@@ -14,7 +14,7 @@ from subquad.data.blocks import Lines
 from subquad.data.text.prepare import ReportProgress
 from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig
-from subquad.decode.limits import longest_source, longest_text
+from subquad.decode.limits import max_source_length, max_text_length
 from subquad.decode.translate import Translator
 from subquad.evaluate.bleu import bleu, bleu_score, chrf, compound_bleu, word_bleu, word_splitter
 from subquad.evaluate.measure import Measure
@@ -159,8 +159,8 @@ class TranslationTask(TextTask):
             "tokenised_bleu": _signed(word_bleu(*tokenised), f"|words:{name}"),
             "compound_bleu": _signed(compound_bleu(*tokenised), f"|words:{name}"),
         }
-        inputs = cut_lines(run.tokenizer("source").encode_batch(sources), longest_source(model))
-        outputs = cut_lines(target.encode_batch(references), longest_text(model))
+        inputs = cut_lines(run.tokenizer("source").encode_batch(sources), max_source_length(model))
+        outputs = cut_lines(target.encode_batch(references), max_text_length(model))
         losses = shards.rows(
             Pairs(TokenLines(inputs), TokenLines(outputs), target.pad, target.eos),
             lambda batch: pair_losses(model, to_device(batch, run.device), target.pad),
@@ -190,18 +190,20 @@ class TranslationTask(TextTask):
         assert isinstance(model, Seq2Seq)
         sources = [source for source, _ in read_text(run, split, TIMED_LINES)[0]]
         translator = Translator([model], run.tokenizer("source"), run.tokenizer("target"), run.decode)
-        return lambda: sum(len(result.candidates[0].log_probabilities) for result in translator.window(sources))
+        return lambda: sum(
+            len(result.candidates[0].log_probabilities) for result in translator.translate_window(sources)
+        )
 
 
 def _translate(run: TrainedModel, sources: list[str], shards: SampleShards) -> tuple[list[str], dict[str, int], int]:
-    """The translation of every source, how many were empty or shortened, and how many are lost."""
+    """The translation of every source, how many were empty or truncated, and how many are lost."""
     assert isinstance(run.model, Seq2Seq)
     translator = Translator([run.model], run.tokenizer("source"), run.tokenizer("target"), run.decode)
     own = shards.own(len(sources))
-    results = translator.lines(sources[number] for number in own)
+    results = translator.translate(sources[number] for number in own)
     numbered = zip(shards.steps(own, "lines translated"), results, strict=False)  # what is missing is counted below
     everything = shards.gather({number: result.text for number, result in numbered})
-    counts = {"empty": shards.sum(translator.empty), "shortened": shards.sum(translator.shortened)}
+    counts = {"empty": shards.sum(translator.empty), "truncated": shards.sum(translator.truncated)}
     return [everything.get(number, "") for number in range(len(sources))], counts, len(sources) - len(everything)
 
 

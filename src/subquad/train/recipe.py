@@ -22,7 +22,7 @@ from subquad.decode.options import DecodeOptions
 from subquad.files import parse_yaml, read_yaml, wrap_corrupt_data_errors
 from subquad.mixers.registry import check_origins, origins
 from subquad.models import MODELS, PRESETS, preset
-from subquad.models.presets import merged
+from subquad.models.presets import merge_options
 from subquad.nn.stack import mixer_names
 from subquad.tasks import DataConfig, Task, available_tasks, task_class
 from subquad.train.checkpoint import CheckpointRetention
@@ -114,8 +114,8 @@ class Recipe(Options):
         name = given.pop("preset", None)
         base = preset(name, given) if name is not None else given
         kind = base.get("kind")
-        ignored = MODELS[kind].Config.independent_of if kind in MODELS else frozenset()
-        return merged(base, {key: value for key, value in data_dependent.items() if key not in ignored})
+        ignored = MODELS[kind].Config.ignored_data_options if kind in MODELS else frozenset()
+        return merge_options(base, {key: value for key, value in data_dependent.items() if key not in ignored})
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Chan
     else:
         owner, data = "recipe", recipe.model_dump() if isinstance(recipe, Recipe) else dict(recipe)
     for change in changes:
-        data = merged(data, _change(change) if isinstance(change, str) else change)
+        data = merge_options(data, _change(change) if isinstance(change, str) else change)
     return Recipe.parse(owner, data)
 
 

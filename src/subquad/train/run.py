@@ -30,7 +30,7 @@ from subquad.decode.options import DecodeOptions
 from subquad.environment import environment
 from subquad.evaluate.report import Evaluation
 from subquad.files import CHECKSUM, read_metadata, read_yaml, wrap_corrupt_data_errors, write_json, write_text
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.models.storage import load_weights
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions, Task
 from subquad.tasks.evaluation import SampleShards
@@ -237,7 +237,7 @@ def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str
     with wrap_corrupt_data_errors(f"the run {folder}"):
         path = find_checkpoint(folder, recipe, checkpoint)
         weights, state = load_weights_of(path), read_state(path)
-        model = model_from(recipe.model_data(inputs["model"]))
+        model = build_from_config(recipe.model_data(inputs["model"]))
         load_weights(model, weights)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     unchanged = not changes or recipe.data == read_recipe(folder / RECIPE).data

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, BatchPlan, Cursor, batch_seed, prefetch, to_device
 from subquad.files import wrap_corrupt_data_errors
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.models.base import compile_blocks
 from subquad.models.storage import load_weights
 from subquad.nn.stack import Stack
@@ -199,7 +199,7 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = recipe.train
         seed_all(config.seed)
-        self.model: Model = model_from(recipe.model_data(task.data_dependent_model_config())).to(self.device)
+        self.model: Model = build_from_config(recipe.model_data(task.data_dependent_model_config())).to(self.device)
         if config.compile:
             compile_blocks(self.model)
         for module in self.model.modules():

@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from subquad.environment import environment
-from subquad.evaluate.report import EvaluationReport, stored_evaluation, task_of_evaluation, write_evaluation
+from subquad.evaluate.report import EvaluationReport, find_evaluation, read_task, write_evaluation
 from subquad.evaluate.significance import RESAMPLES
 from subquad.progress import Progress
 from subquad.tasks.evaluation import STEPS
@@ -66,11 +66,11 @@ def evaluate_to_file(
     """
     if path.suffix != ".json":
         raise ValueError(f"{path}: the name of a JSON file is needed, such as {path}.json")
-    other = stored_evaluation(against, split) if against is not None else None
+    other = find_evaluation(against, split) if against is not None else None
     with distributed_workers() as workers:
         loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint, changes)
         task = loaded.recipe.task_class
-        if other is not None and (theirs := task_of_evaluation(other)) != task.name:
+        if other is not None and (theirs := read_task(other)) != task.name:
             runs = f"{loaded.folder} is a run of task {task.name}, {other} of {theirs}"
             raise ValueError(f"{runs}: the two cannot be compared")
         start = time.monotonic()

@@ -31,7 +31,7 @@ from subquad.data.batches import to_device
 from subquad.mixers import build, mixer_class
 from subquad.mixers.attention import AttentionMixer
 from subquad.mixers.softmax import Softmax
-from subquad.models import model_from
+from subquad.models import build_from_config
 from subquad.nn.stack import MixerChoice
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task, load_run
@@ -194,7 +194,7 @@ def _with_shared_projections(
 def _first_mixer(plan: Plan, label: str) -> tuple[str, dict[str, Any]]:
     """Mechanism and options of the first layer that mixes the input."""
     with torch.device("meta"):
-        model = model_from(plan.variant_recipe(label).model_data(plan.data_dependent_model_config))
+        model = build_from_config(plan.variant_recipe(label).model_data(plan.data_dependent_model_config))
     config = model.input_stack.config
     return config.mixer.by_layer(config.layers)[0]
 
@@ -205,7 +205,7 @@ def _first_mixer(plan: Plan, label: str) -> tuple[str, dict[str, Any]]:
 def _random_subject(plan: Plan) -> Subject:
     recipe = Recipe.parse("recipe", plan.recipe)
     with torch.device("meta"):
-        model = model_from(recipe.model_data(plan.data_dependent_model_config))
+        model = build_from_config(recipe.model_data(plan.data_dependent_model_config))
     stack, length = model.input_stack.config, model.possible_length(min([LONGEST_RANDOM, *plan.lengths[-1:]]))
     torch.manual_seed(0)
     exact = Softmax(dim=stack.dim, heads=stack.heads, causal=stack.causal, qkv_bias=False)

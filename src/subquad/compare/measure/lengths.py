@@ -25,9 +25,9 @@ from subquad.compare.records import Point, Record
 from subquad.compare.variants import mixer_options
 from subquad.data.batches import to_device
 from subquad.mixers import mixer_class
-from subquad.models import MODELS, Model, model_from
+from subquad.models import MODELS, Model, build_from_config
 from subquad.models.costs import forward_flops
-from subquad.models.presets import merged
+from subquad.models.presets import merge_options
 from subquad.nn.block import Block, BlockInputs
 from subquad.nn.stack import MixerChoice
 from subquad.tasks import Task
@@ -165,7 +165,7 @@ def measure_length(plan: Plan, part: Part, length: int, labels: Sequence[str], b
         torch.manual_seed(0)
         config = config_for_shape(plan, point.mechanism, shape)
         point.flops = forward_flops(_forward_on_meta(config, part, shape))
-        model = model_from(config).to(device)
+        model = build_from_config(config).to(device)
         point.config = mixer_options(model)
         return ModelPasses(model, plan.task, part, shape)
 
@@ -194,10 +194,10 @@ def config_for_shape(plan: Plan, label: str, shape: Shape) -> dict[str, Any]:
     config = MODELS[config["kind"]].config_for_length(config, shape.length)
     for name in ("source", "target", "embedding"):
         if name in config and config[name].get("positions") == "learned":
-            config = merged(config, {name: {"max_length": max(longest, config[name].get("max_length", 0))}})
+            config = merge_options(config, {name: {"max_length": max(longest, config[name].get("max_length", 0))}})
     for name in ("encoder", "decoder"):
         if name in config:
-            config = merged(config, {name: {"layer_drop": 0.0, **_lengthen_mixers(config[name], longest)}})
+            config = merge_options(config, {name: {"layer_drop": 0.0, **_lengthen_mixers(config[name], longest)}})
     return config
 
 
@@ -280,7 +280,7 @@ def _random_inputs(model: Model, task: type[Task], part: Part, shape: Shape, dev
 def _forward_on_meta(config: dict[str, Any], part: Part, shape: Shape) -> Callable[[], object]:
     """The forward pass without computing anything; words are scored in full there."""
     with torch.device("meta"):
-        model = model_from(config).eval()
+        model = build_from_config(config).eval()
         if part == "full":
             inputs = model.random_inputs(shape.batch, shape.length)
             return lambda: model(*inputs)

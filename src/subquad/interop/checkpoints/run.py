@@ -10,7 +10,7 @@ from torch import Tensor
 from subquad.data.tokenizers import Tokenizer
 from subquad.files import write_json
 from subquad.models import Model
-from subquad.models.presets import merged
+from subquad.models.presets import merge_options
 from subquad.tasks.base import TOKENIZERS, write_inputs
 from subquad.train.checkpoint import Checkpoint, TrainState, checkpoint_folder, save_checkpoint
 from subquad.train.recipe import Recipe
@@ -98,7 +98,7 @@ def _full_recipe(converted: ConvertedRun, out: Path) -> dict[str, Any]:
     train = converted.recipe.get("train", {})
     if not {"updates", "epochs", "minutes"} & train.keys():
         defaults["train"] = {"updates": max(1, converted.update)}
-    return merged(defaults, converted.recipe)
+    return merge_options(defaults, converted.recipe)
 
 
 def _data_section(converted: ConvertedRun, out: Path) -> dict[str, Any]:

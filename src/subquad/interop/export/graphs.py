@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from subquad.decode.limits import longest_text
+from subquad.decode.limits import max_text_length
 from subquad.models import LanguageModel, MaskedLanguageModel, Model, Pyramid, TextClassifier, VisionTransformer
-from subquad.models.base import Output
+from subquad.models.base import ModelOutput
 
 Shape = tuple[int | str, ...]
 """The sizes of axes. A name stands for any size, which is the same wherever the name occurs."""
@@ -57,13 +57,13 @@ class LogitsOnly(nn.Module):
 
     def forward(self, *given: Tensor) -> tuple[Tensor]:
         """given: images, or tokens and their padding."""
-        found: Output = self.model(given[0], padding=given[1]) if len(given) > 1 else self.model(*given)
+        found: ModelOutput = self.model(given[0], padding=given[1]) if len(given) > 1 else self.model(*given)
         return (found.logits,)
 
 
 def text_graph(model: LanguageModel | MaskedLanguageModel | TextClassifier) -> ExportGraph:
     """Returns the graph that reads whole texts."""
-    limit = longest_text(model)
+    limit = max_text_length(model)
     tokens = torch.zeros(EXAMPLE_BATCH, example_length(limit), dtype=torch.int64)
     logits_shape: Shape = ("batch", "time", model.config.vocab)
     if isinstance(model, TextClassifier):

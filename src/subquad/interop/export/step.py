@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from subquad.decode.limits import longest_source, longest_text
+from subquad.decode.limits import max_source_length, max_text_length
 from subquad.interop.export.graphs import EXAMPLE_BATCH, ExportGraph, Shape, axis_limit, example_length
 from subquad.mixers import Mixer, State
 from subquad.mixers.eva import EVAState
@@ -33,7 +33,7 @@ EXAMPLE_STEPS, EXAMPLE_CHUNKS = 3, 3
 
 def decoding_graphs(model: Decoding) -> list[ExportGraph]:
     """Returns the graph of a step and, for an encoder-decoder, the graph of the encoder before it."""
-    time = example_length(longest_source(model)) if isinstance(model, Seq2Seq) else 0
+    time = example_length(max_source_length(model)) if isinstance(model, Seq2Seq) else 0
     state = _example_state(model, time, EXAMPLE_STEPS)
     shorter_source, fewer_steps = _example_state(model, time - 1, 1), _example_state(model, time, EXAMPLE_STEPS - 1)
     memory = _context_tensors(state)
@@ -47,14 +47,14 @@ def decoding_graphs(model: Decoding) -> list[ExportGraph]:
         {"token": ("batch",), "logits": ("batch", _vocab_size(model)), **state_shapes, **memory_shapes}
         | {f"next.{name}": _next_shape(shape) for name, shape in state_shapes.items()},
         ("logits", *(f"next.{name}" for name in state_shapes)),
-        axis_limit("past", longest_text(model)),
+        axis_limit("past", max_text_length(model)),
         _start_values(model.init_state(1)),
     )
     return [_encoder_graph(model, memory_shapes), step] if isinstance(model, Seq2Seq) else [step]
 
 
 def _encoder_graph(model: Seq2Seq, memory_shapes: dict[str, Shape]) -> ExportGraph:
-    limit = longest_source(model)
+    limit = max_source_length(model)
     source = torch.zeros(EXAMPLE_BATCH, example_length(limit), dtype=torch.int64)
     source_shape: Shape = ("batch", "source_time")
     return ExportGraph(

@@ -18,7 +18,7 @@ from subquad.interop.export.card import CARD, model_card
 from subquad.interop.huggingface.cache import SubquadCache
 from subquad.interop.huggingface.config import SubquadConfig
 from subquad.mixers import Mixer
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.nn.stack import Stack
 from subquad.packages import require
 from subquad.tasks.losses import LossOutput
@@ -49,7 +49,7 @@ class SubquadModel(PreTrainedModel):
         kind = config.subquad.get("kind")
         if kind not in self.kinds:
             raise ValueError(f"{type(self).__name__} holds models of kind {' or '.join(self.kinds)}, not {kind}")
-        self.model: Model = model_from(config.subquad)
+        self.model: Model = build_from_config(config.subquad)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:

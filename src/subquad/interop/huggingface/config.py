@@ -7,7 +7,7 @@ from transformers import PretrainedConfig
 
 
 class SubquadConfig(PretrainedConfig):
-    """The config of a model of any kind. `subquad` is our config (see `subquad.models.model_from`)."""
+    """The config of a model of any kind. `subquad` is our config (see `subquad.models.build_from_config`)."""
 
     model_type = "subquad"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from subquad.decode.limits import longest_source, longest_text
+from subquad.decode.limits import max_source_length, max_text_length
 from subquad.interop.export.card import CARD, model_card
 from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.config import SubquadConfig
@@ -69,7 +69,7 @@ def _save_language_model(run: LoadedRun, out: Path) -> SubquadModel:
     words = run.tokenizer("text")
     wrapped = wrap(run.model, pad_token_id=words.pad, eos_token_id=words.eos, bos_token_id=words.eos)
     assert isinstance(wrapped, SubquadForCausalLM)
-    convert_tokenizer(words, "before", longest_text(wrapped.model)).save_pretrained(out)
+    convert_tokenizer(words, "before", max_text_length(wrapped.model)).save_pretrained(out)
     return wrapped
 
 
@@ -78,8 +78,8 @@ def _save_translator(run: LoadedRun, out: Path) -> SubquadModel:
     source, target = run.tokenizer("source"), run.tokenizer("target")
     wrapped = wrap(run.model, pad_token_id=target.pad, eos_token_id=target.eos, decoder_start_token_id=target.eos)
     assert isinstance(wrapped, SubquadForSeq2SeqLM)
-    longest = longest_text(wrapped.model)
-    convert_tokenizer(source, "after", longest_source(wrapped.model)).save_pretrained(out)
+    longest = max_text_length(wrapped.model)
+    convert_tokenizer(source, "after", max_source_length(wrapped.model)).save_pretrained(out)
     convert_tokenizer(target, "after", longest).save_pretrained(out / TARGET)
     options = run.recipe.decode
     limit = (

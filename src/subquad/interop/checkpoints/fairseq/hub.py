@@ -71,7 +71,7 @@ class HubTranslator(nn.Module):
             models = [model for model in self.models if isinstance(model, Seq2Seq)]
             self._translator = Translator(models, self.source, self.target, chosen)
         texts = [sentences] if isinstance(sentences, str) else sentences
-        found = [translated.text for translated in self._translator.lines(texts)]
+        found = [translated.text for translated in self._translator.translate(texts)]
         return found[0] if isinstance(sentences, str) else found
 
     def encode(self, sentence: str) -> Tensor:

@@ -24,7 +24,7 @@ from subquad.interop.checkpoints.weight_map import (
     strip_prefix,
 )
 from subquad.mixers import Mixer, build
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.nn.stack import MixerChoice
 
 PAD = 1
@@ -51,7 +51,7 @@ def convert_model(config: Config, state: State) -> ConvertedModule[Model]:
     embedded, more = _convert_embeddings(sides, config, state)
     head, head_refs = _convert_head(len(sides) == 2, config, strip_prefix(state, "decoder."))
     options |= {**embedded, "head": head, "dim": options["decoder"]["dim"]}
-    return load_weights(model_from(options), state, refs | more | add_prefixes(head_refs, "decoder.", ""))
+    return load_weights(build_from_config(options), state, refs | more | add_prefixes(head_refs, "decoder.", ""))
 
 
 # ---------------------------------------------------------------------- layouts

@@ -27,7 +27,7 @@ from subquad.interop.checkpoints.weight_map import (
     strip_prefix,
 )
 from subquad.mixers import Mixer
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.nn.stack import MixerChoice
 
 ENCODER, HEAD = "encoder.sentence_encoder.", "encoder.lm_head."
@@ -73,7 +73,7 @@ def convert_model(config: Config, state: State) -> ConvertedModule[Model]:
     refs |= map_linear(f"{ENCODER}layernorm_embedding", "embedding.norm") if normed else {}
     refs |= map_linear(f"{HEAD}dense", "last") | map_linear(f"{HEAD}layer_norm", "last_norm")
     unused = [name for name in state if NEVER_USED.search(name)]
-    return load_weights(model_from(options), state, refs, unused)
+    return load_weights(build_from_config(options), state, refs, unused)
 
 
 def _convert_stack(config: Config, state: State) -> tuple[dict[str, Any], WeightMap]:

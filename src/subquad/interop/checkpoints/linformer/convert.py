@@ -17,7 +17,7 @@ from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.files import read_yaml
 from subquad.interop.checkpoints.linformer.models import convert_model
 from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
-from subquad.models import Model, Seq2Seq, model_from
+from subquad.models import Model, Seq2Seq, build_from_config
 
 SUPPORTED = "crybot/linformer (translation; its YAML config beside the checkpoint)"
 SPECIAL_IDS = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
@@ -77,7 +77,7 @@ def _begin_with_eos(model: Model) -> Model:
     A decoder reads </s> only at the beginning, so in a table of its own that row can be the one of <s>.
     """
     assert isinstance(model, Seq2Seq)
-    other = model_from(model.config.model_dump(mode="json") | {"shared_embedding": False})
+    other = build_from_config(model.config.model_dump(mode="json") | {"shared_embedding": False})
     weights = dict(model.state_dict())
     table = weights["target.tokens.weight"]
     weights |= {"source.tokens.weight": table, "target.tokens.weight": table.clone()}

@@ -16,7 +16,7 @@ from subquad.interop.checkpoints.weight_map import (
     strip_prefix,
 )
 from subquad.mixers import Mixer
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.nn.stack import MixerChoice
 
 Config = Mapping[str, Any]
@@ -52,7 +52,7 @@ def convert_model(config: Config, state: State) -> ConvertedModule[Model]:
     )
     refs |= {"model.embedding.weight": ParamRef("target.tokens.weight")} | map_linear("linear", "head")
     applied = {name: value for name, value in state.items() if name in refs or not name.endswith("out_proj.weight")}
-    return load_weights(model_from(options), applied, refs)
+    return load_weights(build_from_config(options), applied, refs)
 
 
 def convert_stack(config: Config, state: State, names: tuple[str, str | None]) -> tuple[dict[str, Any], WeightMap]:

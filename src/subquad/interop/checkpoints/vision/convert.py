@@ -21,7 +21,7 @@ from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
 from subquad.interop.checkpoints.safe_pickle import to_plain_options
 from subquad.interop.checkpoints.vision.models import convert_evit, convert_pyramid, convert_vit
 from subquad.models import Model
-from subquad.models.presets import merged
+from subquad.models.presets import merge_options
 
 SUPPORTED = "efficient-attention's evit_* and pvt_*, PrimalAttention's and DeiT's ViTs (DeiT's layout)"
 HEAD_WIDTH = 64  # channels of a head in evit_*
@@ -64,7 +64,7 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Conv
     described = augment.model_dump(mode="json")
     epoch = int(contents.get("epoch", -1)) + 1
     train = {"epochs": max(1, epoch, int(args.get("epochs") or 0)), "aux_weight": float(args.get("eta") or 0.0)}
-    recipe = merged({"data": {"augment": described}, "train": train}, _training_sections(args))
+    recipe = merge_options({"data": {"augment": described}, "train": train}, _training_sections(args))
     constant = recipe.get("schedule", {}).get("kind", "constant") == "constant"
     rate = ", at a constant learning rate" if constant else ""
     return ConvertedRun(

@@ -18,7 +18,7 @@ from subquad.interop.checkpoints.weight_map import (
     strip_prefix,
 )
 from subquad.mixers import Mixer
-from subquad.models import Model, model_from
+from subquad.models import Model, build_from_config
 from subquad.nn.stack import MixerChoice
 
 Config = Mapping[str, Any]
@@ -61,7 +61,7 @@ def convert_evit(config: Config, state: State) -> ConvertedModule[Model]:
     )
     if options["positions"]:
         refs["pos_embed"] = ParamRef("positions")
-    return load_weights(model_from(options), state, refs)
+    return load_weights(build_from_config(options), state, refs)
 
 
 _STEMS = {"default": "patch", "hmlp": "hmlp", "conv": "conv"}
@@ -100,7 +100,7 @@ def convert_pyramid(config: Config, state: State) -> ConvertedModule[Model]:
         "stages": stages,
         "drop_path": config.get("drop_path_rate", 0.0),
     }
-    return load_weights(model_from(options), state, refs)
+    return load_weights(build_from_config(options), state, refs)
 
 
 def convert_vit(config: Config, state: State) -> ConvertedModule[Model]:
@@ -136,7 +136,7 @@ def convert_vit(config: Config, state: State) -> ConvertedModule[Model]:
     refs = add_prefixes(refs, "", "encoder.") | map_linear("norm", "encoder.norm") | map_linear("head", "head")
     refs |= add_prefixes(_map_same_names(state, "patch_embed."), "patch_embed.", "patches.")
     refs |= {"pos_embed": ParamRef("positions"), "cls_token": ParamRef("class_token")}
-    return load_weights(model_from(options), state, refs)
+    return load_weights(build_from_config(options), state, refs)
 
 
 # ---------------------------------------------------------------------- parts

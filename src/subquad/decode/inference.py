@@ -24,7 +24,7 @@ LEAST_WEIGHTS = 1 << 16
 """Smaller maps stay in a core's own cache: calling another kernel would cost more than it saves."""
 
 
-def prepared(model: ModelType, weights: Literal["float32", "int8"]) -> ModelType:
+def prepare_for_inference(model: ModelType, weights: Literal["float32", "int8"]) -> ModelType:
     """A copy of a model, in eval mode and for inference, that shares its parameters and buffers."""
     shared: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
     fast = copy.deepcopy(model, shared).eval()
@@ -44,7 +44,7 @@ def _weight(module: nn.Module) -> Tensor | None:
     return module.table if type(module) is WordHead else None
 
 
-class MappedLinear(nn.Linear):
+class FastLinear(nn.Linear):
     """`weight` stays there, for mixers that read parts of it."""
 
     map: Callable[[Tensor], Tensor]
@@ -53,11 +53,11 @@ class MappedLinear(nn.Linear):
         return self.map(x)
 
 
-class MappedHead(WordHead):
+class FastWordHead(WordHead):
     map: Callable[[Tensor], Tensor]
 
     def forward(self, features: Tensor) -> Tensor:
         return self.map(features)
 
 
-MAPS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: MappedLinear, WordHead: MappedHead}
+MAPS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: FastLinear, WordHead: FastWordHead}
