@@ -50,12 +50,12 @@ def test_references_in_lists_of_their_own_are_refused() -> None:
     [
         (HYPOTHESES, REFERENCES[:2], "3 hypotheses, but references of 1 has 2 line"),
         (HYPOTHESES, [REFERENCES, OTHERS[:2]], "reference stream 2 of 2 has 2 line"),
-        (HYPOTHESES, "one text", "references are a list"),
-        (HYPOTHESES, [], "references are a list"),
-        (HYPOTHESES, [*REFERENCES[:2], None], "references, line 3: a text is needed, got NoneType"),
-        (HYPOTHESES, [REFERENCES, 3], "reference stream 2 are a list of texts, not int"),
-        ("one text", REFERENCES, "hypotheses are a list of texts, not str"),
-        ([["a"], ["b"], ["c"]], REFERENCES, "hypotheses, line 1: a text is needed, got list"),
+        (HYPOTHESES, "one text", "references must be a list"),
+        (HYPOTHESES, [], "references must be a list"),
+        (HYPOTHESES, [*REFERENCES[:2], None], "references, line 3: expected a text, got NoneType"),
+        (HYPOTHESES, [REFERENCES, 3], "reference stream 2 must be a list of texts, not int"),
+        ("one text", REFERENCES, "hypotheses must be a list of texts, not str"),
+        ([["a"], ["b"], ["c"]], REFERENCES, "hypotheses, line 1: expected a text, got list"),
         ([], [], "no hypotheses"),
     ],
 )

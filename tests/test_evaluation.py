@@ -319,7 +319,7 @@ def test_paired_runs(pairs: Path, text: Path, tmp_path: Path, capsys: pytest.Cap
     assert result(pairs)["against"]["not_compared"]["ppl"].endswith("another there")
     assert command(["evaluate", str(text)]) == 0
     assert command(["evaluate", str(text), "--context-window", "3", "--against", str(text)]) == 1
-    assert "holds no metric that was computed as here" in capsys.readouterr().err
+    assert "has no metric that was computed as here" in capsys.readouterr().err
     assert command(["evaluate", str(pairs), "--against", str(text)]) == 1
     (line,) = capsys.readouterr().err.splitlines()  # before anything is translated
     assert "run is a run of task translation, " in line

@@ -221,7 +221,7 @@ def test_what_cannot_read_a_context_is_refused_in_cross_attention(mechanism: str
         ({"decoder": {"causal": False}}, "decoder.causal is False; this kind of model needs True"),
         ({"decoder": {"heads": 3}}, "3 heads do not divide 128 channels"),
         ({"vocab": 0}, "vocab: .*greater than or equal to 1"),
-        ({"embedding": {"pad": 5000}}, "pad is 5000, but there are only 4096 symbols"),
+        ({"embedding": {"pad": 5000}}, "pad is 5000, but the vocabulary has only 4096 tokens"),
         ({"embedding": {"cutoffs": [9, 3]}}, "cutoffs must be positive and rise"),
         ({"embedding": {"cutoffs": [9]}}, "an adaptive embedding needs an adaptive head"),
         ({"head": {"cutoffs": [9]}}, "need an embedding with the same cutoffs"),

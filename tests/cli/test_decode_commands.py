@@ -142,7 +142,7 @@ def test_bytes_that_are_no_text_are_counted(runs, called) -> None:
         (["translate", "{language}"], "only runs of translation translate"),
         (["generate", "{translation}"], "only language models generate text"),
         (["translate", "{translation}", "--beam", "0"], "beam"),
-        (["translate", "{translation}", "--beam", "2", "--nbest", "3"], "no more than 2 hypotheses"),
+        (["translate", "{translation}", "--beam", "2", "--nbest", "3"], "has only 2 hypotheses"),
         (["generate", "{language}", "--greedy", "--beam", "2"], "not both"),
         (["translate", "{translation}", "--checkpoint", "update-7"], "has no checkpoint 'update-7'"),
     ],

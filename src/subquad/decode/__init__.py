@@ -1,1 +1,1 @@
-"""Decoding: beam search, greedy and sampling over the streaming states of any causal mechanism."""
+"""Decoding with the streaming state of any causal mechanism: beam search, greedy decoding and sampling."""

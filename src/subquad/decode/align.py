@@ -1,4 +1,4 @@
-"""Which source token each target token looked at: the last decoder layer's cross-attention, where it is softmax."""
+"""Aligns target tokens with source tokens, by the softmax cross-attention of the last decoder layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,21 +11,21 @@ from subquad.mixers.softmax import Softmax
 from subquad.models import Seq2Seq
 
 Alignment = list[tuple[int, int]]
-"""Pairs (source token, target token), counted from 0; the end of the target is left out."""
+"""Pairs (source position, target position), counted from 0, without the end of the target."""
 
 
 def check_alignments(model: Seq2Seq) -> None:
-    """Raises ValueError where cross-attention has no weights to look at."""
+    """Raises ValueError if the cross-attention has no attention weights."""
     cross = model.decoder.blocks[-1].cross
     if not isinstance(cross, Softmax):
         raise ValueError(
-            f"alignments need softmax cross-attention in the last decoder layer; this model reads its source with "
-            f"{getattr(cross, 'name', 'nothing')}"
+            f"alignments need softmax cross-attention in the last decoder layer; this model has "
+            f"{getattr(cross, 'name', 'nothing')} there"
         )
 
 
 def align(model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Alignment]:
-    """The source token with the largest weight for every target token; both sides end with eos."""
+    """Aligns every target token with the source token of largest weight. Sources and targets end with eos."""
     pad, eos = model.config.target.pad or 0, targets[0][-1]
     source, source_padding = pad_rows(sources, pad)
     given, _ = pad_rows([[eos, *target[:-1]] for target in targets], pad)
@@ -36,7 +36,7 @@ def align(model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Se
 
 @torch.no_grad()
 def cross_attention_weights(model: Seq2Seq, source: Tensor, source_padding: Tensor | None, target: Tensor) -> Tensor:
-    """Weights of the last layer, the mean over its heads: (batch, target time, source time)."""
+    """Returns the weights of the last layer, averaged over its heads: (batch, target time, source time)."""
     check_alignments(model)
     cross: Any = model.decoder.blocks[-1].cross
     read: list[Tensor] = []
@@ -47,7 +47,9 @@ def cross_attention_weights(model: Seq2Seq, source: Tensor, source_padding: Tens
     finally:
         hook.remove()
     (q,) = cross.project_part(read[0], 0, 1)
-    k, _ = cross.project_part(context, 1, 3)  # which the decoder may have moved to the front of its rows
+    k, _ = cross.project_part(
+        context, 1, 3
+    )  # the decoder may have moved tokens to the front of their rows, so keys are projected again
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if source_padding is not None:
         scores = scores.masked_fill(source_padding[:, None, None], -float("inf"))

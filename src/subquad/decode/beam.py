@@ -1,8 +1,9 @@
-"""Beam search with fairseq's semantics, for sentences that finish one by one.
+"""Beam search with the semantics of fairseq.
 
-At each step the 2 * beam best continuations of a sentence's hypotheses are candidates. One that ends counts only among
-the best `beam`; the best `beam` that do not end are followed. A sentence is finished when `beam` hypotheses have ended,
-or at its length limit, where every hypothesis must end. Finished sentences leave the batch.
+At each step the 2 * beam best continuations of a sentence's hypotheses are candidates. A candidate that ends counts
+only if it is among the best `beam`; the best `beam` candidates that do not end are continued. A sentence is finished
+when `beam` hypotheses have ended, or at its length limit, where every hypothesis must end. Finished sentences leave
+the batch.
 """
 
 import itertools
@@ -18,10 +19,11 @@ from subquad.decode.scoring import Scorer, TokenScores
 from subquad.kernels.vocabulary import largest
 
 LOG_ZERO = -float("inf")
+"""The log-probability of what cannot happen."""
 
 
 class Hypothesis(NamedTuple):
-    """tokens: with the end; score: by which hypotheses are ranked; log_probabilities: of each token."""
+    """tokens: including eos. score: hypotheses are ranked by it. log_probabilities: one for each token."""
 
     tokens: list[int]
     score: float
@@ -29,7 +31,7 @@ class Hypothesis(NamedTuple):
 
 
 class SpecialTokens(NamedTuple):
-    """Numbers of the special symbols."""
+    """The ids of the special tokens."""
 
     pad: int
     eos: int
@@ -38,10 +40,10 @@ class SpecialTokens(NamedTuple):
 
 @dataclass
 class SearchRequest:
-    """What is searched for each of B sentences.
+    """The inputs of a search for B sentences.
 
-    first: (B,) what the first step reads. limits: (B,) most tokens before the end. prefixes: (B, P) tokens that a
-    hypothesis must begin with, followed by padding; None: there are none.
+    first: (B,) the token that the first step reads. limits: (B,) the maximal number of tokens before eos. prefixes:
+    (B, P) the tokens that hypotheses must begin with, followed by padding; None: there are no prefixes.
     """
 
     first: Tensor
@@ -52,7 +54,7 @@ class SearchRequest:
 def beam_search(
     scorer: Scorer, request: SearchRequest, options: DecodeOptions, symbols: SpecialTokens
 ) -> list[list[Hypothesis]]:
-    """The `nbest` best hypotheses of each sentence, best first. The scorer has one row for each sentence."""
+    """Returns the `nbest` best hypotheses of each sentence, best first. The scorer has one row for each sentence."""
     search = _Search(scorer, request, options, symbols)
     step = 0
     while len(search.sentences):
@@ -63,22 +65,24 @@ def beam_search(
 
 
 class _Search:
-    """The batch of sentences that are not finished: B of them, each with W rows (one at first, then `beam`)."""
+    """The B sentences that are not finished, each with W hypotheses: one at first, then `beam`."""
 
     def __init__(self, scorer: Scorer, request: SearchRequest, options: DecodeOptions, symbols: SpecialTokens) -> None:
         self.scorer, self.options, self.symbols = scorer, options, symbols
         count, device = len(request.first), request.first.device
         self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
-        self.sentences = torch.arange(count, device=device)  # (B,) numbers among the request's
+        self.sentences = torch.arange(count, device=device)  # (B,) indices into the request
         self.limits, self.prefixes = request.limits.to(device), request.prefixes
         self.last = request.first
         self.tokens = torch.empty(count, 0, dtype=torch.int64, device=device)  # (B * W, steps)
-        self.totals = torch.zeros(count, 1, device=device)  # (B * W, steps + 1): sums of log-probabilities, from 0 on
+        self.totals = torch.zeros(
+            count, 1, device=device
+        )  # (B * W, steps + 1): sums of log-probabilities, beginning with 0
 
     def step(self, step: int) -> None:
         scores = self.scorer.step(self.last, self.options.temperature)
         if not bool(torch.isfinite(scores.normaliser).all()):
-            raise ValueError("the model's scores are not finite: its weights may be damaged")
+            raise ValueError("the model's logits are not finite; its weights may be damaged")
         self._constrain(scores.values, step)
         totals, rows, tokens = self._candidates(scores)
         ends = (tokens == self.symbols.eos) & (totals > LOG_ZERO)
@@ -89,7 +93,7 @@ class _Search:
         return len(self.last) // len(self.sentences)
 
     def _constrain(self, values: Tensor, step: int) -> None:
-        """Takes away what may not follow, in place: values (B * W, V)."""
+        """Sets the scores of tokens that may not follow to -inf, in place. values: (B * W, V)."""
         eos, width = self.symbols.eos, self._width()
         values[:, self.symbols.pad] = LOG_ZERO
         if self.options.unk_penalty:
@@ -106,26 +110,27 @@ class _Search:
             self._forbid_repeats(values)
 
     def _forbid_repeats(self, values: Tensor) -> None:
-        """Nothing that would complete a sequence of `no_repeat_ngram` tokens for the second time."""
+        """Forbids every token that would repeat an n-gram of `no_repeat_ngram` tokens."""
         size = self.options.no_repeat_ngram
-        for row, said in enumerate(self.tokens.tolist()):
-            if len(said) >= size:
-                end = said[len(said) - size + 1 :]
-                repeats = [said[i + size - 1] for i in range(len(said) - size + 1) if said[i : i + size - 1] == end]
+        for row, tokens in enumerate(self.tokens.tolist()):
+            count = len(tokens) - size + 1
+            if count > 0:
+                end = tokens[count:]
+                repeats = [tokens[i + size - 1] for i in range(count) if tokens[i : i + size - 1] == end]
                 values[row, repeats] = LOG_ZERO
 
     def _candidates(self, scores: TokenScores) -> tuple[Tensor, Tensor, Tensor]:
-        """Of the best continuations of each sentence: sums of log-probabilities, row in the sentence, token: (B, n)."""
+        """Returns the best continuations of each sentence: total log-probability, hypothesis and token, all (B, n)."""
         count, width, vocab = len(self.sentences), self._width(), scores.values.shape[1]
         values, tokens = largest(scores.values, min(2 * self.options.beam, vocab))
-        # Grouped as fairseq does, the normaliser first: equal totals must not become unequal by rounding.
+        # In the order of fairseq, the normaliser first: rounding must not make equal totals unequal.
         totals = (values - scores.normaliser[:, None] + self.totals[:, -1:]).view(count, -1)
         each = tokens.shape[1]
         totals, place = totals.topk(min(2 * self.options.beam, totals.shape[1]), -1)
         return totals, place // each, tokens.view(count, width * each).gather(1, place)
 
     def _collect_finished(self, ends: Tensor, totals: Tensor, rows: Tensor, step: int) -> None:
-        """Keeps the hypotheses that end: ends (B, beam)."""
+        """Stores the hypotheses that end. ends: (B, beam)."""
         width = self._width()
         length = (step + 1) ** self.options.lenpen
         for sentence, place in ends.nonzero().tolist():
@@ -144,7 +149,7 @@ class _Search:
         self.unfinished = torch.tensor(unfinished, device=self.last.device)
 
     def _continue_search(self, ends: Tensor, totals: Tensor, rows: Tensor, tokens: Tensor, first: bool) -> None:
-        """Follows the best candidates that do not end, of the sentences that are not finished."""
+        """Continues the best candidates that do not end, in the sentences that are not finished."""
         width, beam = self._width(), self.options.beam
         order = (ends.int() * ends.shape[1] + torch.arange(ends.shape[1], device=ends.device)).argsort(1)[:, :beam]
         kept = self.unfinished.nonzero().squeeze(1)
@@ -161,7 +166,7 @@ class _Search:
 
 
 def _force_token(values: Tensor, rows: Tensor, token: Tensor) -> None:
-    """In the rows where `rows` is True, nothing but `token` may follow. values: (R, V); rows, token: (R,)."""
+    """Allows only `token` to follow in the rows where `rows` is True. values: (R, V); rows, token: (R,)."""
     chosen = rows.nonzero().squeeze(1)
     wanted = token[chosen]
     kept = values[chosen, wanted]
@@ -170,12 +175,12 @@ def _force_token(values: Tensor, rows: Tensor, token: Tensor) -> None:
 
 
 def special_tokens(tokenizer: object) -> SpecialTokens:
-    """The special symbols of a tokenizer."""
+    """Returns the special tokens of a tokenizer."""
     return SpecialTokens(*(int(getattr(tokenizer, name)) for name in SpecialTokens._fields))
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Rows of different lengths as one tensor (rows, longest), and where its padding is."""
+    """Returns rows of different lengths as one tensor (rows, longest), and its padding."""
     longest = max(map(len, rows), default=0)
     tokens = torch.full((len(rows), longest), pad, dtype=torch.int64)
     for number, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""From files of images to the probabilities of their classes."""
+"""Classifies the images of files."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,22 +14,23 @@ from subquad.data.numpy_files import read_npy, read_npz
 from subquad.models import Model
 
 TOP_K = 5
+"""How many classes are returned for an image."""
 BATCH_SIZE = 64
 
 ClassProbabilities = list[tuple[str, float]]
-"""Names of classes and their probabilities, the likeliest first."""
+"""The names of classes and their probabilities, the most probable first."""
 
 
 class ImageClassifier:
-    """A model of image classification as a function of files."""
+    """Classifies images in files with a model."""
 
     def __init__(self, model: Model, classes: Sequence[str], transform: Standardize | Augmented) -> None:
-        """classes: their names, in the order of the model's outputs. transform: what the model reads of an image."""
+        """classes: their names in the order of the logits. transform: turns an image into an input of the model."""
         self.model, self.classes, self.transform = model, classes, transform
         self.device = next(model.parameters()).device
 
     def classify_file(self, name: str) -> list[tuple[str, ClassProbabilities]]:
-        """(name, classes) of each image of a file; one that cannot be read or does not fit is a ValueError."""
+        """Returns name and classes of each image of a file. Raises ValueError if an image cannot be read."""
         images = list(self._read_images(name))
         found: list[ClassProbabilities] = []
         for start in range(0, len(images), BATCH_SIZE):
@@ -40,7 +41,7 @@ class ImageClassifier:
 
     @torch.inference_mode()
     def _classify(self, images: torch.Tensor) -> list[ClassProbabilities]:
-        """images (B, C, H, W), transformed."""
+        """images: (B, C, H, W), transformed."""
         probabilities = self.model(images.to(self.device)).logits.float().softmax(-1)
         values, numbers = probabilities.topk(min(TOP_K, len(self.classes)), -1)
         return [
@@ -63,7 +64,7 @@ class ImageClassifier:
 
 
 def _arrays(path: Path) -> np.ndarray:
-    """(n, C, H, W) of a file: one image of 2 or 3 dimensions, or several of 4."""
+    """Reads images (n, C, H, W) from a file, whose array has 2 or 3 dimensions for one image, or 4 for several."""
     try:
         if path.suffix == ".npz":
             arrays, _ = read_npz(path, IMAGE_KEYS)

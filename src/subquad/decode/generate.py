@@ -1,4 +1,4 @@
-"""From prompts to their continuations, with a language model: drawn, greedy, or by beam search."""
+"""Continues prompts with a language model: by sampling, greedily, or by beam search."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from subquad.models.base import compile_blocks
 
 
 class Continuation(NamedTuple):
-    """text: the prompt and what follows; tokens: the new ones; score: the sum of their log-probabilities, which beam
-    search divides by length^lenpen."""
+    """text: the prompt and its continuation. tokens: the new tokens. score: the sum of their log-probabilities, which
+    beam search divides by length^lenpen."""
 
     text: str
     tokens: list[int]
@@ -27,15 +27,15 @@ class Continuation(NamedTuple):
 
 
 class Generator:
-    """Continues texts with one model, or with the mean probability of several."""
+    """Continues texts with one model, or with the mean probability of several models."""
 
     def __init__(
         self, models: Sequence[LanguageModel], tokenizer: Tokenizer, options: DecodeOptions | None = None
     ) -> None:
-        """options: of beam search, and `weights` and `compile` in all cases; limits of length are arguments instead."""
+        """options: those of beam search; `weights` and `compile` always apply. Methods take the limits of length."""
         for model in models:
             if model.config.vocab != tokenizer.size:
-                raise ValueError(f"the tokenizer has {tokenizer.size} symbols, the model {model.config.vocab}")
+                raise ValueError(f"the tokenizer has {tokenizer.size} tokens, but the model has {model.config.vocab}")
         self.options, self.tokenizer, self.symbols = options or DecodeOptions(), tokenizer, special_tokens(tokenizer)
         self.models = [prepare_for_inference(model, self.options.weights) for model in models]
         if self.options.compile:
@@ -44,18 +44,18 @@ class Generator:
         self.max_tokens = min((most for model in models if (most := max_text_length(model)) is not None), default=None)
 
     def sample(self, prompts: Sequence[str], tokens: int, options: SampleOptions) -> list[Continuation]:
-        """At most `tokens` drawn after each prompt; a text ends earlier where the model ends it."""
+        """Samples at most `tokens` tokens after each prompt, or fewer if the model ends the text."""
         return self.sample_after(self._encode(prompts, tokens), tokens, options)
 
     @torch.inference_mode()
     def sample_after(self, texts: Sequence[list[int]], tokens: int, options: SampleOptions) -> list[Continuation]:
-        """The same after tokens, of which each text has at least one."""
+        """Samples as `sample` does, after texts of at least one token each."""
         found = sample(self._scorer(texts), texts, tokens, options, self.symbols)
         return [self._to_continuation(text, one) for text, one in zip(texts, found, strict=True)]
 
     @torch.inference_mode()
     def search(self, prompts: Sequence[str], tokens: int) -> list[list[Continuation]]:
-        """The `nbest` best continuations of each prompt by beam search, of at most `tokens` before their end."""
+        """Returns the `nbest` best continuations of each prompt, found by beam search, of at most `tokens` tokens."""
         texts = self._encode(prompts, tokens + 1)
         first = torch.tensor([text[-1] for text in texts])
         request = SearchRequest(first, torch.full((len(texts),), tokens))
@@ -65,7 +65,7 @@ class Generator:
         ]
 
     def _encode(self, prompts: Sequence[str], tokens: int) -> list[list[int]]:
-        """Tokens of the prompts. A text begins after the end of another, as in training."""
+        """Returns the tokens of the prompts. A text begins with eos, as in training."""
         texts = [[self.tokenizer.eos, *ids] for ids in self.tokenizer.encode_batch(prompts)]
         longest = max(map(len, texts)) + tokens - 1
         if self.max_tokens is not None and longest > self.max_tokens:

@@ -1,4 +1,4 @@
-"""How long a source and a target may be: tables of positions and some mechanisms have an end."""
+"""The maximal lengths of source and target, which tables of positions and some mechanisms limit."""
 
 from typing import cast
 
@@ -11,13 +11,13 @@ from subquad.nn.embeddings import TokenEmbedding
 
 
 def max_source_length(model: Seq2Seq) -> int | None:
-    """Most tokens of a source, its end included; None: any number."""
+    """Returns the maximal number of source tokens including eos, or None without a limit."""
     crosses = [cast(Block, block).cross for block in model.decoder.blocks]
     return _smallest_limit(model.source, model.encoder, *filter(None, crosses))
 
 
 def max_text_length(model: Seq2Seq | LanguageModel | MaskedLanguageModel | TextClassifier) -> int | None:
-    """Most tokens that a decoder reads, or a model without one, what it begins with included; None: any number."""
+    """Returns the maximal number of tokens that the decoder, or else the encoder, reads; None without a limit."""
     embedding = model.target if isinstance(model, Seq2Seq) else model.embedding
     stack = model.decoder if isinstance(model, Seq2Seq | LanguageModel) else model.encoder
     return _smallest_limit(embedding, *(cast(Block, block).mixer for block in stack.blocks))

@@ -1,4 +1,4 @@
-"""How models are asked for text."""
+"""The options of decoding."""
 
 from typing import Literal
 
@@ -8,39 +8,51 @@ from subquad.config import Options
 
 
 class DecodeOptions(Options):
-    """Options of beam search, as fairseq means them, and of the batches that are decoded together.
+    """Options of beam search, with the meaning that fairseq gives them, and of batches.
 
-    The score of a hypothesis is sum_t log p(y_t) / length^lenpen, its end counted in both.
+    The score of a hypothesis is sum_t log p(y_t) / length^lenpen; both include eos.
     """
 
-    beam: int = Field(5, ge=1, description="hypotheses that are followed at once; 1: greedy")
-    nbest: int = Field(1, ge=1, description="hypotheses to give back, at most `beam`")
-    lenpen: float = Field(1.0, description="exponent of the length that a score is divided by; 0: not divided")
-    max_len_a: float = Field(0.0, ge=0, description="most target tokens: a * source tokens + b, the end not counted")
-    max_len_b: int = Field(200, ge=0, description="see max_len_a")
-    min_len: int = Field(1, ge=0, description="fewest target tokens, the end not counted")
-    unk_penalty: float = Field(0.0, description="taken off the log-probability of the unknown symbol")
-    temperature: float = Field(1.0, gt=0, description="logits are divided by it")
-    no_repeat_ngram: int = Field(0, ge=0, description="no sequence of so many tokens appears twice; 0: any may")
-    batch_sentences: int = Field(128, ge=1, description="most sentences of a batch")
-    batch_tokens: int = Field(
-        12_000, ge=2, description="most of sentences * longest source of a batch; a longer line is cut there"
+    beam: int = Field(5, ge=1, description="The number of hypotheses that are continued at a time; 1: greedy.")
+    nbest: int = Field(1, ge=1, description="The number of hypotheses to return, at most `beam`.")
+    lenpen: float = Field(1.0, description="Scores are divided by length^lenpen; 0: they are not divided.")
+    max_len_a: float = Field(
+        0.0, ge=0, description="The maximal number of target tokens is a * source tokens + b, without eos."
     )
-    weights: Literal["float32", "int8"] = Field("float32", description="int8: faster for few sentences, less exact")
-    compile: bool = Field(False, description="torch.compile the blocks")
+    max_len_b: int = Field(200, ge=0, description="The constant b in the limit that max_len_a describes.")
+    min_len: int = Field(1, ge=0, description="The minimal number of target tokens, without eos.")
+    unk_penalty: float = Field(0.0, description="It is subtracted from the log-probability of the unknown token.")
+    temperature: float = Field(1.0, gt=0, description="Logits are divided by it.")
+    no_repeat_ngram: int = Field(
+        0, ge=0, description="No n-gram of this many tokens is repeated; 0: there is no such limit."
+    )
+    batch_sentences: int = Field(128, ge=1, description="The maximal number of sentences in a batch.")
+    batch_tokens: int = Field(
+        12_000,
+        ge=2,
+        description="The maximal number of source tokens in a batch, with padding. Longer lines are truncated.",
+    )
+    weights: Literal["float32", "int8"] = Field(
+        "float32", description="int8 is faster for few sentences and less exact."
+    )
+    compile: bool = Field(False, description="Whether torch.compile compiles the blocks.")
 
     def check(self) -> None:
         if self.nbest > self.beam:
-            raise ValueError(f"nbest is {self.nbest}: a beam of {self.beam} has no more than {self.beam} hypotheses")
+            raise ValueError(f"nbest is {self.nbest}, but a beam of {self.beam} has only {self.beam} hypotheses")
 
 
 class SampleOptions(Options):
-    """Options of drawing tokens one by one; they apply in the order in which they stand here."""
+    """Options of sampling tokens one by one. They apply in this order."""
 
     repetition_penalty: float = Field(
-        1.0, gt=0, description="logits of tokens that were said are divided by it where positive, else multiplied"
+        1.0,
+        gt=0,
+        description="Logits of tokens that occur in the text are divided by it if positive, and else multiplied.",
     )
-    temperature: float = Field(1.0, ge=0, description="logits are divided by it; 0: always the likeliest token")
-    top_k: int = Field(0, ge=0, description="draw from the k likeliest tokens; 0: from all")
-    top_p: float = Field(1.0, gt=0, le=1, description="draw from the likeliest tokens whose sum first reaches p")
-    seed: int = Field(1, ge=0, description="of the draws")
+    temperature: float = Field(1.0, ge=0, description="Logits are divided by it; 0: the most probable token is taken.")
+    top_k: int = Field(0, ge=0, description="Samples from the k most probable tokens; 0: from all.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Samples from the most probable tokens whose probabilities first sum to p or more."
+    )
+    seed: int = Field(1, ge=0, description="The seed of the random generator.")

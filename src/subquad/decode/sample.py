@@ -1,4 +1,4 @@
-"""Drawing tokens one by one. Every row draws from a generator of its own, so its text does not depend on the others."""
+"""Samples tokens one by one. Every text has its own random generator, so it does not depend on other texts."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ from subquad.kernels.vocabulary import largest
 
 
 def sample(
-    scorer: Scorer, said: Sequence[Sequence[int]], limit: int, options: SampleOptions, symbols: SpecialTokens
+    scorer: Scorer, prompts: Sequence[Sequence[int]], limit: int, options: SampleOptions, symbols: SpecialTokens
 ) -> list[Hypothesis]:
-    """At most `limit` tokens after each text `said`, of whose tokens the scorer has read all but the last.
+    """Samples at most `limit` tokens after each prompt, of which the scorer has read all tokens but the last.
 
-    log_probabilities are the model's own: penalties, temperature and truncation change what is drawn, not them.
+    log_probabilities are the model's own: penalty, temperature, top_k and top_p do not change them.
     """
-    device = torch.device("cpu")  # draws are the same on every device
-    generators = [torch.Generator(device).manual_seed(options.seed + 1_000_003 * row) for row in range(len(said))]
-    texts = [list(tokens) for tokens in said]
-    found: list[tuple[list[int], list[float]]] = [([], []) for _ in said]
-    rows = list(range(len(said)))  # those that go on
+    device = torch.device("cpu")  # samples are the same on every device
+    generators = [torch.Generator(device).manual_seed(options.seed + 1_000_003 * row) for row in range(len(prompts))]
+    texts = [list(tokens) for tokens in prompts]
+    found: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+    rows = list(range(len(prompts)))  # those that have not ended
     for _ in range(limit):
         if not rows:
             break
@@ -45,24 +45,24 @@ def sample(
 
 
 def _penalise_repeats(values: Tensor, texts: Sequence[Sequence[int]], penalty: float) -> None:
-    """Makes tokens that were said less likely, in place."""
+    """Makes tokens that occur in a text less probable, in place."""
     if penalty == 1:
         return
     for row, text in enumerate(texts):
         tokens = torch.tensor(sorted(set(text)))
-        said = values[row, tokens]
-        values[row, tokens] = torch.where(said > 0, said / penalty, said * penalty)
+        old = values[row, tokens]
+        values[row, tokens] = torch.where(old > 0, old / penalty, old * penalty)
 
 
 def _sample_tokens(values: Tensor, options: SampleOptions, generators: Sequence[torch.Generator]) -> Tensor:
-    """One token of each row of logits (rows, V): (rows,)."""
+    """Samples one token of each row of logits (rows, V): (rows,)."""
     if options.temperature == 0:
         return largest(values, 1)[1].squeeze(1)
     size = min(options.top_k, values.shape[1]) if options.top_k else values.shape[1]
     kept, tokens = largest(values / options.temperature, size)
     sums = kept.softmax(-1).cumsum(-1)
     if options.top_p < 1:
-        # up to and with the token at which the sum reaches p
+        # up to and including the token at which the sum reaches p
         sums = torch.where(sums - kept.softmax(-1) < options.top_p, sums, sums.new_zeros(()))
         sums = sums.cummax(-1).values
     draws = torch.stack([torch.rand((), generator=generator) for generator in generators]).to(values.device)

@@ -1,7 +1,7 @@
-"""What decoding asks of models: scores of the next token for many rows at once, and rows that move.
+"""Scorers: what decoding needs of models.
 
-A scorer holds the streaming state of its rows. `step` reads one token a row and scores the next; `reorder` keeps, drops
-and repeats rows, as StackState does. An ensemble is a scorer of the mean probability of its members.
+A scorer has a batch of rows and their streaming state. `step` reads one token of each row and scores the next one;
+`reorder` keeps, drops and repeats rows. An ensemble scores by the mean probability of its members.
 """
 
 import math
@@ -17,7 +17,7 @@ from subquad.nn.stack import StackState
 
 
 class TokenScores(NamedTuple):
-    """log p(w) of row r is (values[r, w] - normaliser[r]): subtracted where it is needed only. values: (rows, V)."""
+    """log p(w) in row r is values[r, w] - normaliser[r]. values: (rows, V); normaliser: (rows,)."""
 
     values: Tensor
     normaliser: Tensor
@@ -33,19 +33,19 @@ class TokenScores(NamedTuple):
 
 class Scorer(Protocol):
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
-        """Reads `tokens` (rows,) and scores what follows."""
+        """Reads `tokens` (rows,) and scores the next ones."""
         ...
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
-        """Goes on with the rows `index`; contexts: see StackState.reorder."""
+        """Continues with the rows `index`. contexts: see `StackState.reorder`."""
         ...
 
 
 class Seq2SeqScorer:
-    """Scores the target of each source; the sources are encoded once."""
+    """Scores target tokens with an encoder-decoder, which encodes the sources once."""
 
     def __init__(self, model: Seq2Seq, source: Tensor, padding: Tensor | None) -> None:
-        """source: (rows, time) ending with eos; padding: True = ignore."""
+        """source: (rows, time), each ending with eos. padding: (rows, time), True = ignore."""
         self.model = model
         self.context: Tensor | None = model.encode(source, padding).x
         self.padding = padding
@@ -54,7 +54,7 @@ class Seq2SeqScorer:
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         found = self.model.decode(tokens[:, None], self.context, context_padding=self.padding, state=self.state)
         assert found.state is not None
-        self.state, self.context, self.padding = found.state, None, None  # the state remembers the context
+        self.state, self.context, self.padding = found.state, None, None  # the state has the context now
         return TokenScores.of(found.logits[:, 0], temperature)
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
@@ -62,15 +62,15 @@ class Seq2SeqScorer:
 
 
 class LanguageModelScorer:
-    """Scores the continuation of texts."""
+    """Scores continuations of texts with a language model."""
 
     def __init__(self, model: LanguageModel, state: StackState) -> None:
-        """state: after all tokens but the one that the first step reads."""
+        """state: the one before the token that the first step reads."""
         self.model, self.state = model, state
 
     @classmethod
     def after(cls, model: LanguageModel, prompts: Tensor, padding: Tensor | None) -> "LanguageModelScorer":
-        """Reads `prompts` (rows, time), which may have no token at all; padding: True = ignore."""
+        """Returns a scorer that has read `prompts` (rows, time), where time may be 0. padding: True = ignore."""
         state = model.init_state(prompts.shape[0], prompts.device)
         if prompts.shape[1]:
             read = model.features(prompts, padding, state).state
@@ -89,7 +89,7 @@ class LanguageModelScorer:
 
 
 class Ensemble:
-    """log p = log of the mean of the members' probabilities."""
+    """Scores by the mean probability of its members."""
 
     def __init__(self, members: Sequence[Scorer]) -> None:
         self.members = members
@@ -105,5 +105,5 @@ class Ensemble:
 
 
 def combine_scorers(scorers: Sequence[Scorer]) -> Scorer:
-    """One scorer of several: a single one needs no mean."""
+    """Returns one scorer for several: an ensemble, unless there is only one."""
     return scorers[0] if len(scorers) == 1 else Ensemble(scorers)

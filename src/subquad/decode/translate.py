@@ -1,7 +1,7 @@
-"""From lines of text to their translations: one result for every line, in order, whatever the line is.
+"""Translates lines of text. Every line has one result, in the order of the lines.
 
-Lines are decoded in batches of similar length. A line of nothing translates to nothing; one that is longer than the
-model or a batch can take is cut there. Both are counted, so that nothing happens in silence.
+Lines are decoded in batches of similar length. An empty line has an empty translation; a line that is too long for the
+model or for a batch is truncated. Both are counted, so that users can be told.
 """
 
 import itertools
@@ -24,11 +24,11 @@ from subquad.models import Seq2Seq
 from subquad.models.base import compile_blocks
 
 WINDOW = 2048
-"""Lines that are read before the first of them are decoded: enough to form batches of similar lengths."""
+"""The number of lines that are read before they are decoded: enough to form batches of similar lengths."""
 
 
 class Candidate(NamedTuple):
-    """text: detokenised; score and log_probabilities: see Hypothesis; alignment: None unless it was asked for."""
+    """text: detokenised. score, log_probabilities: see `Hypothesis`. alignment: None unless it was requested."""
 
     text: str
     tokens: list[int]
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
 
 
 class Translation(NamedTuple):
-    """A line's translations, the best first. There is always one."""
+    """The translations of a line, the best first. There is at least one."""
 
     candidates: list[Candidate]
 
@@ -51,7 +51,7 @@ EMPTY_TRANSLATION = Translation([Candidate("", [], 0.0, [], [])])
 
 
 class Translator:
-    """Translates with one model, or with the mean probability of several."""
+    """Translates with one model, or with the mean probability of several models."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class Translator:
         *,
         alignments: bool = False,
     ) -> None:
-        """alignments: of the first model. The vocabularies of all models must be those of the tokenizers."""
+        """alignments: whether to compute them, with the first model. All models need the tokenizers' vocabularies."""
         for model in models:
             sizes = model.config.source_vocab, model.config.target_vocab
             if sizes != (source.size, target.size):
                 raise ValueError(
-                    f"the tokenizers have {source.size} and {target.size} symbols, the model {sizes[0]} and "
-                    f"{sizes[1]}: models of an ensemble need the same tokenizers"
+                    f"the tokenizers have {source.size} and {target.size} tokens, but a model has {sizes[0]} and "
+                    f"{sizes[1]}: all models of an ensemble need the same tokenizers"
                 )
         if alignments:
             check_alignments(models[0])
@@ -86,7 +86,7 @@ class Translator:
         self.empty = self.truncated = 0
 
     def translate(self, texts: Iterable[str], prefixes: Iterable[str] | None = None) -> Iterator[Translation]:
-        """One result for each text, in order. prefixes: what each translation must begin with."""
+        """Yields one result for each text, in order. prefixes: what each translation must begin with."""
         rest = iter(texts)
         starts = iter(prefixes) if prefixes is not None else None
         while window := list(itertools.islice(rest, WINDOW)):
@@ -94,7 +94,7 @@ class Translator:
             yield from self.translate_window(window, given)
 
     def translate_window(self, texts: Sequence[str], prefixes: Sequence[str] | None = None) -> Iterator[Translation]:
-        """The same for texts that are all there: they are decoded by length, and given back by number."""
+        """Translates a list of texts, decoded in batches of similar length, and yields the results in order."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise ValueError(f"there are {len(texts)} lines and {len(prefixes)} prefixes")
         read = self.source.encode_batch(texts)
@@ -108,7 +108,7 @@ class Translator:
         def decode(batch: list[int]) -> list[Translation]:
             return self._decode([sources[number] for number in batch], [starts[number] for number in batch])
 
-        # a batch on each thread costs less than all threads on each batch
+        # one batch on each thread is faster than all threads on one batch
         for batch, results in zip(batches, parallel_map(decode, batches), strict=True):
             done.update(zip(batch, results, strict=True))
             while given in done:
@@ -120,7 +120,7 @@ class Translator:
         assert given == len(texts), "every line has one result"
 
     def _with_eos(self, tokens: list[int]) -> list[int]:
-        """Tokens of a line with their end; none of a line without any."""
+        """Appends eos to the tokens of a line, which are truncated if necessary; an empty line stays empty."""
         most = self.max_source_tokens
         if len(tokens) >= most:
             self.truncated += 1
@@ -128,7 +128,7 @@ class Translator:
         return [*tokens, self.source.eos] if tokens else []
 
     def _batches(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Numbers of the lines that have tokens, by batch; long ones first, where memory decides."""
+        """Returns the line numbers of each batch, without empty lines. Long lines come first: they need most memory."""
         sizes = np.array([len(tokens) for tokens in sources], np.int64)
         order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]
         budget = Budget(max_tokens=self.options.batch_tokens, max_sentences=self.options.batch_sentences, multiple=1)

@@ -1,1 +1,1 @@
-"""Measures of quality: BLEU and chrF, perplexity, accuracy; how sure they are, and whether two systems differ."""
+"""Metrics (BLEU, chrF, perplexity, accuracy), their confidence intervals, and paired tests of two systems."""

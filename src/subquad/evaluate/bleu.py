@@ -1,13 +1,13 @@
-"""BLEU and chrF of translations, by sacrebleu, with its signatures.
+"""BLEU and chrF of translations, computed by sacrebleu, with its signatures.
 
-    bleu           detokenised text, cased, tokenised by sacrebleu (13a): what papers should report
-    chrf           character n-grams of the same text
-    word_bleu      text whose words are between spaces already, unsmoothed: what multi-bleu and fairseq compute
-    compound_bleu  the same with compounds split at their dashes, as older English-German papers did
-    token_bleu     the same on token numbers, as fairseq's scorer
+    bleu           of detokenised, cased text, which sacrebleu tokenises (13a): what papers should report
+    chrf           of character n-grams of the same text
+    word_bleu      of text whose words are separated by spaces, unsmoothed: what multi-bleu and fairseq compute
+    compound_bleu  the same with compounds split at their dashes, as in older English-German papers
+    token_bleu     the same with token ids as words, as fairseq's scorer does
 
-References are one text for each hypothesis, or several streams of one text for each. Anything else is an error: a list
-of one-line lists would score the first sentence against all references, which looks like a good result.
+References are a list with one text for each hypothesis, or several such lists (streams). Other shapes are errors: a
+list of one-line lists would compare the first hypothesis with all references, which looks like a good result.
 """
 
 import functools
@@ -25,35 +25,35 @@ from subquad.data.tokenizers.fairseq import MosesTokenizer, WordTokenizer
 from subquad.evaluate.measure import Measure
 
 References = Sequence[str] | Sequence[Sequence[str]]
-NEVER_MATCHES = "<reference-unk>"  # no hypothesis holds it: those are numbers
+NEVER_MATCHES = "<reference-unk>"  # no hypothesis contains it, because their words are numbers
 
 
 def bleu(hypotheses: Sequence[str], references: References, tokenize: str = "13a") -> Measure:
-    """BLEU of detokenised text, 0 to 100."""
+    """Returns the BLEU of detokenised text, from 0 to 100."""
     return _measure(BLEU(tokenize=tokenize), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: References) -> Measure:
-    """chrF2 of detokenised text, 0 to 100."""
+    """Returns the chrF2 of detokenised text, from 0 to 100."""
     return _measure(CHRF(), hypotheses, references)
 
 
 def word_bleu(hypotheses: Sequence[str], references: References) -> Measure:
-    """BLEU of words between spaces, 0 to 100, unsmoothed: without a common 4-gram it is 0."""
+    """Returns the BLEU of words separated by spaces, from 0 to 100, unsmoothed: it is 0 without a common 4-gram."""
     return _measure(BLEU(tokenize="none", smooth_method="none", force=True), hypotheses, references)
 
 
 def compound_bleu(hypotheses: Sequence[str], references: References) -> Measure:
-    """`word_bleu` after `split_compounds` on both sides."""
+    """Returns `word_bleu` after `split_compounds` of hypotheses and references."""
     streams = [[split_compounds(text) for text in stream] for stream in reference_streams(hypotheses, references)]
     found = word_bleu([split_compounds(text) for text in hypotheses], streams)
     return Measure(found.statistics, found.score, f"{found.signature}|compounds:split")
 
 
 def word_splitter(tokenizer: Tokenizer) -> tuple[str, Callable[[str], str]]:
-    """How text gets spaces between its words for `word_bleu`, by name and as a function.
+    """Returns the name of a way to separate words by spaces for `word_bleu`, and a function that does it.
 
-    A tokenizer of words does it itself (moses, or spaces that are there already); otherwise it is sacrebleu's 13a.
+    A tokenizer of words splits as it always does (by moses or by spaces); for others it is sacrebleu's 13a.
     """
     if not isinstance(tokenizer, WordTokenizer):
         return "13a", Tokenizer13a()
@@ -62,14 +62,14 @@ def word_splitter(tokenizer: Tokenizer) -> tuple[str, Callable[[str], str]]:
 
 
 def split_compounds(text: str) -> str:
-    """`low-cost` as `low ##AT##-##AT## cost`: a dash between two characters becomes a word of its own."""
+    """Makes a dash between two characters a word of its own: `low-cost` becomes `low ##AT##-##AT## cost`."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
 
 
 def token_bleu(
     hypotheses: Sequence[Iterable[int]], references: Sequence[Iterable[int]], *, pad: int, eos: int, unk: int
 ) -> Measure:
-    """`word_bleu` of token numbers, without padding and eos around a sentence; unk in a reference never matches."""
+    """Returns `word_bleu` of token ids without padding and eos. unk in a reference never matches."""
     said = [" ".join(map(str, _strip_special(tokens, pad, eos))) for tokens in hypotheses]
     asked = [
         " ".join(NEVER_MATCHES if token == unk else str(token) for token in _strip_special(tokens, pad, eos))
@@ -87,12 +87,12 @@ def _strip_special(tokens: Iterable[int], pad: int, eos: int) -> list[int]:
 
 
 def reference_streams(hypotheses: Sequence[str], references: References) -> list[Sequence[str]]:
-    """References as streams of one text for each hypothesis; a ValueError says which shape was given instead."""
+    """Returns references as streams of one text for each hypothesis. Raises ValueError if their shape is wrong."""
     _check_texts(hypotheses, "hypotheses")
     if not len(hypotheses):
         raise ValueError("there are no hypotheses to score")
     if isinstance(references, str) or not len(references):
-        raise ValueError("references are a list: one text for each hypothesis, or several such lists")
+        raise ValueError("references must be a list with one text for each hypothesis, or several such lists")
     first = references[0]
     streams: list[Any] = [references] if isinstance(first, str) else list(references)
     for number, stream in enumerate(streams, 1):
@@ -108,21 +108,21 @@ def reference_streams(hypotheses: Sequence[str], references: References) -> list
 
 def _check_texts(texts: Any, name: str) -> None:
     if isinstance(texts, str) or not isinstance(texts, Sequence):
-        raise ValueError(f"{name} are a list of texts, not {type(texts).__name__}")
+        raise ValueError(f"{name} must be a list of texts, not {type(texts).__name__}")
     for place, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            raise ValueError(f"{name}, line {place}: a text is needed, got {type(text).__name__}")
+            raise ValueError(f"{name}, line {place}: expected a text, got {type(text).__name__}")
 
 
 def _measure(metric: BLEU | CHRF, hypotheses: Sequence[str], references: References) -> Measure:
     streams = reference_streams(hypotheses, references)
-    # The two methods behind sacrebleu's own bootstrap: statistics of each sentence, and the score of their sum.
+    # sacrebleu's own bootstrap uses these two methods: statistics of each sentence, and the score of their sum.
     statistics = np.array(metric._extract_corpus_statistics(hypotheses, streams), np.float64)
     return Measure(statistics, functools.partial(_score, metric), str(metric.get_signature()))
 
 
 def bleu_score(sums: np.ndarray) -> float:
-    """The score of `bleu` from sums of its statistics."""
+    """Computes the score of `bleu` from sums of its statistics."""
     return _score(_plain_bleu(), sums)
 
 

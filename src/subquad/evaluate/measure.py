@@ -1,9 +1,9 @@
-"""A measure: numbers of every sample that add up, and the score of a sum.
+"""A measure is a metric with additive statistics of every sample, and a score that is a function of their sum.
 
     score of a split        score(sum_i statistics[i])
     score of a resample     score(sum_i count[i] * statistics[i])
 
-So intervals and tests (`evaluate.significance`) need no second look at the samples.
+So `evaluate.significance` computes intervals and tests from the statistics alone.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Measure:
-    """One metric of one split. statistics: (samples, k); score: of sums (k,); signature: how it was computed.
+    """One metric of one split.
 
-    percent: people read it times 100; decimals: so many of them.
+    statistics: (samples, k). score: maps sums (k,) to the metric. signature: says how it was computed. percent: whether
+    it is shown times 100. decimals: how many are shown.
     """
 
     statistics: np.ndarray
@@ -29,7 +30,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         if self.statistics.ndim != 2 or not len(self.statistics):
-            raise ValueError(f"a measure needs samples: statistics of shape {self.statistics.shape} have none")
+            raise ValueError(f"a measure needs samples, but statistics of shape {self.statistics.shape} have none")
 
     @property
     def value(self) -> float:

@@ -1,12 +1,12 @@
-"""Pieces of text whose every token is scored once, with earlier text as context.
+"""Perplexity. Text is cut into pieces, so that every token is scored once, with earlier text as context.
 
-With tokens_per_sample T and a context window of c, a piece has up to T - c tokens that count, and c tokens before them
-which are read only. c = 0: pieces begin from nothing, as in training. More context is dearer, T / (T - c) passes over
+With tokens_per_sample T and a context window of c tokens, a piece has up to T - c tokens that are scored, and c tokens
+of context before them. With c = 0 pieces have no context, as in training. More context costs T / (T - c) passes over
 the text, and gives a lower perplexity.
 
-Perplexity is exp of the mean loss. Its denominators: tokens, the ends of lines included; words, which are whitespace-
-separated words and the ends of lines (for a tokenizer of words the same as tokens); bytes, of UTF-8, the ends of lines
-included.
+Perplexity is exp of the mean loss: per token, including the ends of lines; per word, where words are separated by white
+space and the end of a line is a word too (with a tokenizer of words, the same as per token). Bits are counted per byte
+of UTF-8, including the ends of lines.
 """
 
 import math
@@ -21,11 +21,11 @@ from subquad.data.batches import Batch
 from subquad.data.blocks import BlockOptions, Blocks, Lines, collate_blocks
 from subquad.evaluate.measure import Measure
 
-MAX_EXPONENT = 700.0  # exp of more is beyond float64
+MAX_EXPONENT = 700.0  # exp of more overflows in float64
 
 
 class TokenLines:
-    """Lines of tokens in memory, in the shape of a store."""
+    """Lines of tokens in memory, with the interface of a token store."""
 
     def __init__(self, lines: Sequence[Sequence[int]]) -> None:
         self.lines = [np.asarray(line, np.int64) for line in lines]
@@ -42,7 +42,7 @@ class TokenLines:
 
 
 class ContextBlocks:
-    """Blocks of T - c tokens that count, each with up to c tokens of context before them."""
+    """Blocks of T - c tokens that are scored, each with up to c tokens of context before them."""
 
     def __init__(self, store: Lines, options: BlockOptions, context_window: int, pad: int, eos: int) -> None:
         size = options.tokens_per_sample
@@ -60,17 +60,17 @@ class ContextBlocks:
         return len(self.blocks)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """inputs and targets (B, T); targets of the context and after the end of a block are padding."""
+        """Returns inputs and targets (B, T). Targets in the context and after the end of a block are padding."""
         pieces = [self.blocks.window(int(self.begin[i]), int(self.blocks.end[i])) for i in numbers]
         found = collate_blocks(pieces, self.pad)
         context = torch.from_numpy(self.blocks.begin[numbers] - self.begin[numbers])
-        read_only = torch.arange(found["targets"].shape[1]) < context[:, None]
-        return {"inputs": found["inputs"], "targets": found["targets"].masked_fill(read_only, self.pad)}
+        is_context = torch.arange(found["targets"].shape[1]) < context[:, None]
+        return {"inputs": found["inputs"], "targets": found["targets"].masked_fill(is_context, self.pad)}
 
 
 @dataclass(frozen=True)
 class TextSize:
-    """How long a text is, for perplexities that do not depend on the tokenizer."""
+    """The size of a text, for perplexities that do not depend on the tokenizer."""
 
     lines: int
     words: int
@@ -87,18 +87,18 @@ class TextSize:
 
 
 def perplexity(losses: np.ndarray, per: float = 1.0, signature: str = "") -> Measure:
-    """exp of the mean loss; losses (pieces, 2): the summed -log p (nats) and the tokens of every piece of text.
+    """Returns exp of the mean loss. losses: (pieces, 2), the summed -log p in nats and the tokens of every piece.
 
-    per: units (such as words) for each token of the whole, where the mean is over those instead of tokens.
+    per: the number of units (such as words) for each token, if the mean is over units instead of tokens.
     """
     return Measure(losses, lambda sums: perplexity_score(sums, per), signature, "lower")
 
 
 def perplexity_score(sums: np.ndarray, per: float = 1.0) -> float:
-    """The score of `perplexity` from sums of its losses."""
+    """Computes the score of `perplexity` from sums of its losses."""
     return math.exp(min(MAX_EXPONENT, sums[0] / (sums[1] * per)))
 
 
 def bits_per_unit(losses: np.ndarray, per: float, signature: str) -> Measure:
-    """Bits for each unit (such as a byte), of which there are `per` for each token; losses as for `perplexity`."""
+    """Returns the bits for each unit (such as a byte). per: units for each token. losses: as for `perplexity`."""
     return Measure(losses, lambda sums: float(sums[0] / (sums[1] * per) / math.log(2)), signature, "lower", decimals=4)

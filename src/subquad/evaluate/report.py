@@ -1,7 +1,7 @@
-"""The result of an evaluation in files: NAME.json for people and programs, NAME.samples.safetensors for paired tests.
+"""The files of an evaluation: NAME.json with its result, and NAME.samples.safetensors for paired tests.
 
-The JSON says what was measured, how, and how sure it is. The other file holds the statistics of every sample, from
-which a later evaluation of another system tests whether the two differ.
+The JSON file says what was measured and how, with confidence intervals. The other file has the statistics of every
+sample. With it a later evaluation of another system can test whether the two differ.
 """
 
 import os
@@ -22,7 +22,7 @@ WHAT = "evaluation"
 
 @dataclass(frozen=True)
 class MetricEstimate:
-    """The value of a metric, and the interval from `low` to `high` of the resamples; see `Interval` and `Measure`."""
+    """The value of a metric and its confidence interval from `low` to `high`; see `Interval` and `Measure`."""
 
     value: float
     low: float
@@ -35,16 +35,16 @@ class MetricEstimate:
     signature: str
 
     def format(self, value: float) -> str:
-        """A value of this metric as people read it."""
+        """Writes a value of this metric for people."""
         text = f"{100 * value if self.percent else value:.{self.decimals}f}"
         return f"{text} %" if self.percent else text
 
 
 @dataclass(frozen=True)
 class Differences:
-    """One evaluation minus another one, which is in the file `evaluation`, metric by metric.
+    """The differences between an evaluation and the one in the file `evaluation`, which is subtracted.
 
-    not_compared: metrics that the two computed differently, such as perplexities of other tokens, with the reason.
+    not_compared: metrics that the two computed differently, such as perplexities of different tokens, with the reason.
     """
 
     evaluation: str
@@ -54,11 +54,9 @@ class Differences:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """The result of an evaluation, as its JSON file at `path` has it.
+    """The content of the JSON file of an evaluation. path: that of the file.
 
-    samples: how many there are; lost: how many of them have no result. data: a fingerprint of the samples, and where
-    they come from; settings: options that the result depends on; counts: denominators and the like. run, checkpoint and
-    update say what was evaluated.
+    run, checkpoint and update say what was evaluated. For the other fields see `Evaluation`.
     """
 
     path: Path
@@ -78,17 +76,17 @@ class EvaluationReport:
     against: Differences | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the file."""
+        """Returns the content of the file."""
         content = {name: value for name, value in asdict(self).items() if value is not None and name != "path"}
         return {"format": FORMAT, **content}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a system does on a split.
+    """The evaluation of a system on a split.
 
-    samples: how many there are; lost: how many of them have no result. data: a fingerprint of the samples, and where
-    they come from; settings: options that the result depends on; counts: denominators and the like.
+    samples: their number. lost: the number of samples without a result. data: a fingerprint and the origin of the
+    samples. settings: options that the result depends on. counts: numbers of tokens and the like.
     """
 
     task: str
@@ -102,7 +100,7 @@ class Evaluation:
     hypotheses: list[str] | None = None
 
     def estimates(self, resamples: int = RESAMPLES) -> dict[str, MetricEstimate]:
-        """The value of every metric, with its interval."""
+        """Returns the value of every metric with its confidence interval."""
         return {
             name: MetricEstimate(
                 value=measure.value,
@@ -116,12 +114,12 @@ class Evaluation:
         }
 
     def differences(self, other: Path, resamples: int = RESAMPLES) -> Differences:
-        """How this evaluation differs from a stored one of the same samples."""
+        """Compares this evaluation with a stored one of the same samples."""
         stored = read_metadata(other, FORMAT, WHAT)
         if stored["data"]["sha256"] != self.data["sha256"] or stored["samples"] != self.samples:
             raise ValueError(
                 f"{other} evaluates other samples ({stored['samples']:,} of split {stored['split']}) than these "
-                f"({self.samples:,} of split {self.split}): a paired test needs the same"
+                f"({self.samples:,} of split {self.split}); a paired test needs the same samples"
             )
         statistics = load_file(samples_path(other))
         metrics, not_compared = {}, {}
@@ -133,12 +131,12 @@ class Evaluation:
             theirs = Measure(statistics[name], measure.score, signature, measure.better)
             metrics[name] = paired_test(measure, theirs, resamples)
         if not metrics:
-            raise ValueError(f"{other} holds no metric that was computed as here: {next(iter(not_compared.values()))}")
+            raise ValueError(f"{other} has no metric that was computed as here: {next(iter(not_compared.values()))}")
         return Differences(str(other), metrics, not_compared)
 
 
 def write_evaluation(evaluation: Evaluation, report: EvaluationReport) -> None:
-    """Writes a report to its path, and the statistics of every sample and the hypotheses beside it."""
+    """Writes a report to its path, and beside it the statistics of every sample and the hypotheses."""
     samples = samples_path(report.path)
     temporary = samples.with_name(f".{samples.name}.{os.getpid()}")
     statistics = {name: np.ascontiguousarray(measure.statistics) for name, measure in evaluation.measures.items()}
@@ -155,15 +153,15 @@ def samples_path(path: Path) -> Path:
 
 
 def find_evaluation(run: Path, split: str) -> Path:
-    """The result file of a run's split, or the file itself if that is what is given."""
+    """Returns the path of the evaluation of a run on a split. run: a run directory, or the file itself."""
     path = run if run.is_file() else run / f"{WHAT}-{split}.json"
     if not run.exists():
         raise ValueError(f"there is no run {run} to compare with; check its path")
     if not path.is_file():
-        raise ValueError(f"{run} has not been evaluated on {split}: `subquad evaluate {run} --split {split}` does it")
+        raise ValueError(f"{run} has not been evaluated on {split}; run `subquad evaluate {run} --split {split}` first")
     return path
 
 
 def read_task(path: Path) -> str:
-    """The task whose model was evaluated."""
+    """Reads the task of an evaluation from its file."""
     return read_metadata(path, FORMAT, WHAT, ["task"])["task"]

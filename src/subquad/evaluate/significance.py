@@ -1,8 +1,9 @@
-"""How sure a score is, and whether two systems differ: the bootstrap over samples, in numpy.
+"""Confidence intervals and paired tests, by the bootstrap over samples.
 
-A resample draws as many samples as there are, with replacement. The interval is between percentiles of the resamples'
-scores. Two systems are compared on the same resamples; the p-value is the share of resamples whose difference is
-further from the mean difference than the observed one is from 0 (two-sided; the observed one counts as one of them).
+A resample draws as many samples as there are, with replacement. The confidence interval lies between percentiles of the
+scores of the resamples. Two systems are compared on the same resamples. The two-sided p-value is the share of resamples
+whose difference is at least as far from the mean difference as the observed one is from 0; the observed one counts as
+one of them.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from subquad.evaluate.measure import Measure
 SEED = 12345
 RESAMPLES = 1000
 LEVEL = 0.95
-CHUNK = 1 << 22  # drawn numbers in memory at a time
+CHUNK = 1 << 22  # random numbers in memory at a time
 
 
 @dataclass(frozen=True)
 class Interval:
-    """low to high: where `level` of the resamples' scores lie."""
+    """The share `level` of the scores of the resamples lies between low and high."""
 
     low: float
     high: float
@@ -29,7 +30,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """difference: of the scores, first minus second, with its interval; p_value: two-sided."""
+    """difference: the score of the first system minus that of the second, with its interval. p_value: two-sided."""
 
     difference: float
     low: float
@@ -40,7 +41,7 @@ class Comparison:
 
 
 def resample_sums(statistics: np.ndarray, resamples: int = RESAMPLES, seed: int = SEED) -> np.ndarray:
-    """Sums (resamples, k) of statistics (samples, k). The draws depend on the seed and the number of samples only."""
+    """Returns sums (resamples, k) of statistics (samples, k). Resamples depend only on seed and number of samples."""
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
     samples = len(statistics)
@@ -60,7 +61,7 @@ def resample_sums(statistics: np.ndarray, resamples: int = RESAMPLES, seed: int 
 def confidence_interval(
     measure: Measure, resamples: int = RESAMPLES, seed: int = SEED, level: float = LEVEL
 ) -> Interval:
-    """The confidence interval of a measure."""
+    """Returns the confidence interval of a measure."""
     scores = _scores(measure, resamples, seed)
     low, high = _percentiles(scores, level)
     return Interval(low, high, level, resamples)
@@ -69,7 +70,7 @@ def confidence_interval(
 def paired_test(
     first: Measure, second: Measure, resamples: int = RESAMPLES, seed: int = SEED, level: float = LEVEL
 ) -> Comparison:
-    """Whether two systems differ on the same samples, which both measures hold in the same order."""
+    """Tests whether two systems differ. Both measures have the same samples in the same order."""
     if len(first.statistics) != len(second.statistics):
         raise ValueError(
             f"a paired test needs the same samples: one system has {len(first.statistics):,}, "

@@ -1,4 +1,4 @@
-"""Whole models, each built from one config: `build_model("transformer_iwslt_de_en", source_vocab=..., ...)`."""
+"""The models. Each is built from one config: `build_model("transformer_iwslt_de_en", source_vocab=..., ...)`."""
 
 from subquad.models.base import MODELS, Model, ModelConfig, ModelOutput, build_from_config
 from subquad.models.classifier import TextClassifier, TextClassifierConfig

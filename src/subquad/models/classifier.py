@@ -1,4 +1,4 @@
-"""Encoder-only classifier of text: embedding, stack, one vector for the sequence, classes."""
+"""Text classifier: embedding, bidirectional stack, pooling to one vector for each text, and a head for the classes."""
 
 from typing import ClassVar, Literal
 
@@ -22,13 +22,17 @@ from subquad.nn.stack import Stack, StackConfig
 
 class TextClassifierConfig(ModelConfig):
     kind: Literal["text-classifier"] = "text-classifier"
-    vocab: int = Field(ge=1, description="number of symbols")
-    num_classes: int = Field(ge=1, description="number of classes")
-    dim: int = Field(512, ge=1, description="width of the model")
-    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
-    encoder: StackConfig = Field(description="the stack")
-    pooling: Literal["mean", "first"] = Field("mean", description="the sequence's vector: mean of its tokens, or first")
-    head_hidden_dim: int | None = Field(None, ge=1, description="width of a hidden layer before the classes")
+    vocab: int = Field(ge=1, description="The size of the vocabulary.")
+    num_classes: int = Field(ge=1, description="The number of classes.")
+    dim: int = Field(512, ge=1, description="The width of the model.")
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="The embedding of the tokens.")
+    encoder: StackConfig = Field(description="The stack of blocks.")
+    pooling: Literal["mean", "first"] = Field(
+        "mean", description="Whether the mean of all tokens is classified, or the first token."
+    )
+    head_hidden_dim: int | None = Field(
+        None, ge=1, description="The width of a hidden layer of the head; null: there is none."
+    )
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
     stack_embeddings: ClassVar = {"encoder": "embedding"}
@@ -36,7 +40,7 @@ class TextClassifierConfig(ModelConfig):
 
 @register_model
 class TextClassifier(Model):
-    """tokens (batch, time) -> logits (batch, classes)."""
+    """Maps tokens (batch, time) to logits (batch, num_classes)."""
 
     Config = TextClassifierConfig
     config: TextClassifierConfig
@@ -56,7 +60,7 @@ class TextClassifier(Model):
         return (random_tokens(self.config.vocab, batch, length, generator),)
 
     def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> ModelOutput:
-        """padding: (batch, time) bool, True = ignore; None: every token counts."""
+        """padding: (batch, time) bool, True = ignore; None: there is no padding."""
         x, _, aux = self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
         return ModelOutput(self.head(self._pool(x, padding)), None, mean_aux(aux))
 
@@ -64,7 +68,7 @@ class TextClassifier(Model):
         if self.config.pooling == "first":
             if padding is None:
                 return x[:, 0]
-            first = padding.int().argmin(1)  # of the tokens; a row without any gives its first position
+            first = padding.int().argmin(1)  # the first token; a row of padding only has its first position
             return x.gather(1, first[:, None, None].expand(-1, 1, x.shape[-1])).squeeze(1)
         if padding is None:
             return x.mean(1)

@@ -1,11 +1,11 @@
-"""What a model costs, without running it: the work is traced on the meta device, where tensors have shapes only.
+"""Estimates the cost of a model without running it. It is traced on the meta device, where tensors have no data.
 
-    flops             of products, convolutions and attention in one forward pass, as torch counts them: 2 for each
-                      multiply-add; training does about three times as much
-    training_bytes    weights, their gradients, Adam's two averages, and what the backward pass keeps
+    flops             of matrix products, convolutions and attention in one forward pass, as torch counts them: 2 for
+                      each multiply-add; training needs about three times as many
+    training_bytes    weights, gradients, the two averages of Adam, and the activations that the backward pass needs
     decoding_bytes    weights, and the streaming state after `length` tokens
 
-Numbers are for float32 and the plain form of every mechanism; fused kernels keep less.
+Numbers are for float32 and the reference implementation of every mechanism; fused kernels need less memory.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from subquad.models.seq2seq import Seq2Seq
 
 FLOAT_BYTES = 4
 TRAINING_COPIES = 4
-"""Weights, gradients and two averages."""
+"""Copies of the weights in training: weights, gradients and two averages."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """tokens: what one forward pass reads, of both sides where there are two. None: the model cannot stream."""
+    """tokens: those of one forward pass, source and target together. The last two are None without streaming."""
 
     tokens: int
     parameters: int
@@ -45,14 +45,14 @@ class Costs:
 
 @register_flop_formula([torch.ops.subquad.tap_conv, torch.ops.subquad.softmax_tap_conv])
 def _tap_conv_flops(x: Any, taps: Any, *_: Any, **__: Any) -> int:
-    """Every input channel meets each of the K taps once."""
+    """Each of the K taps is multiplied once with every input value."""
     return 2 * torch.Size(x).numel() * taps[-1]
 
 
 def estimate_costs(config: dict[str, Any], batch: int, length: int, streaming: bool = True) -> Costs:
-    """Of a model with this resolved config, for a batch of sequences of `length` tokens (images have their own).
+    """Estimates the costs of a complete config for a batch of sequences of `length` tokens (images ignore `length`).
 
-    streaming: whether the state of decoding is of interest; tracing it takes a while for mechanisms with small steps.
+    streaming: whether the state of decoding is measured, which takes long for some mechanisms.
     """
     whole: dict[str, Any] = {side: {"layer_drop": 0.0} for side in ("encoder", "decoder") if side in config}
     with torch.device("meta"):
@@ -76,16 +76,16 @@ def estimate_costs(config: dict[str, Any], batch: int, length: int, streaming: b
 
 
 def forward_flops(run: Callable[[], object]) -> int:
-    """FLOPs of what `run` computes. Fused kernels are not counted: its tensors should be on the meta device."""
+    """Counts the FLOPs of `run`. Its tensors should be on the meta device: fused kernels are not counted."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         run()
     return counter.get_total_flops()
 
 
 def _kept_for_backward(model: Model, given: tuple[Tensor, ...]) -> int:
-    """Bytes that a training step keeps between forward and backward, each tensor counted once."""
+    """Counts the bytes that a training step keeps from forward to backward pass, each tensor once."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}  # held until the end, so that no address is used twice
+    kept: dict[int, torch.UntypedStorage] = {}  # kept until the end, so that no address is reused
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -100,14 +100,14 @@ def _kept_for_backward(model: Model, given: tuple[Tensor, ...]) -> int:
 
 
 def _state_bytes(model: Model, batch: int, length: int) -> int | None:
-    """Bytes of the streaming state after `length` tokens; None if the model cannot stream."""
+    """Counts the bytes of the streaming state after `length` tokens; None if the model cannot stream."""
     if not isinstance(model, LanguageModel | Seq2Seq):
         return None
     tokens = torch.zeros(batch, length, dtype=torch.int64)
     with torch.no_grad():
         try:
             state = model.init_state(batch)
-        except ValueError:  # a mechanism in the decoder has no streaming form with its options
+        except ValueError:  # a mechanism in the decoder cannot stream with its options
             return None
         if isinstance(model, Seq2Seq):
             after = model.decode(tokens, model.encode(tokens).x, state=state).state

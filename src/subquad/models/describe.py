@@ -1,4 +1,4 @@
-"""What the registries say about a mechanism or a preset, as plain data: for `subquad info` and the generated docs."""
+"""Describes mechanisms and presets as plain data, for `subquad info` and the generated docs."""
 
 import dataclasses
 import inspect
@@ -16,7 +16,7 @@ LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def describe(name: str) -> dict[str, Any]:
-    """Idea, capabilities, sections of the docstring (equation, cost, citation, ...) and options of a mechanism."""
+    """Returns idea, capabilities, docstring sections (equation, cost, citation, ...) and options of a mechanism."""
     mixer = mixer_class(name)
     idea, sections = docstring(mixer)
     return {
@@ -30,13 +30,13 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def class_path(mixer: type[Mixer]) -> str:
-    """Where to import a mechanism's class from."""
+    """Returns the path from which the class of a mechanism is imported."""
     own = mixer.__module__.startswith("subquad.mixers.")
     return f"{'subquad.mixers' if own else mixer.__module__}.{mixer.__qualname__}"
 
 
 def describe_preset(name: str, batch: int, length: int) -> dict[str, Any]:
-    """Architecture, parameters by part, costs at a batch and length, and the resolved config of a preset."""
+    """Returns architecture, parameters by part, costs at a batch size and length, and complete config of a preset."""
     import torch
 
     from subquad.models import build_model
@@ -68,7 +68,7 @@ def describe_preset(name: str, batch: int, length: int) -> dict[str, Any]:
 
 
 def architecture(module: Any) -> str:
-    """One line about a part of a model."""
+    """Describes a part of a model in one line."""
     from subquad.nn.embeddings import TokenEmbedding
     from subquad.nn.stack import Stack
 
@@ -100,9 +100,9 @@ def capabilities(mixer: type[Mixer]) -> dict[str, Any]:
 
 
 def docstring(mixer: type[Mixer]) -> tuple[str, dict[str, str]]:
-    """The first paragraph of a mechanism's documentation, and what it says under "Equation", "Cost" and "Citation".
+    """Returns the first paragraph of a mechanism's documentation and its sections "Equation", "Cost" and "Citation".
 
-    A paragraph that begins with one of these titles opens a section; other paragraphs belong to the section before.
+    A paragraph that begins with one of these titles starts a section; other paragraphs belong to the section before.
     """
     text = inspect.cleandoc(documentation(mixer))
     idea, *rest = re.split(r"\n[ ]*\n", text)
@@ -140,7 +140,7 @@ def default_text(described: dict[str, Any]) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """`int | None`, `"a" | "b"`: a type as one would write it."""
+    """Writes a type as in source code: `int | None`, `"a" | "b"`."""
     if get_origin(annotation) is Literal:
         return " | ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
@@ -154,23 +154,23 @@ def type_name(annotation: Any) -> str:
 
 
 def limits(field: FieldInfo) -> str:
-    """The numeric limits of an option: `>= 1`."""
+    """Writes the numeric limits of an option: `>= 1`."""
     pairs = [(limit, key) for limit in field.metadata for key in LIMITS if hasattr(limit, key)]
     return ", ".join(f"{LIMITS[key]} {getattr(limit, key)}" for limit, key in pairs)
 
 
-def yes(value: bool, otherwise: str) -> str:
+def _yes_or(value: bool, otherwise: str) -> str:
     return "yes" if value else otherwise
 
 
 def table_row(described: dict[str, Any]) -> list[str]:
-    """Cells of the mechanism table: bidirectional, causal, cross, 2-D grid, streaming state."""
+    """Returns a row of the table of mechanisms, whose columns are `TABLE_HEADERS`."""
     has = described["capabilities"]
     return [
-        yes(has["bidirectional"], "refuse"),
-        yes(has["causal"], "refuse"),
-        yes(has["cross"], "refuse"),
-        yes(has["grid"], "as sequence"),
+        _yes_or(has["bidirectional"], "refuse"),
+        _yes_or(has["causal"], "refuse"),
+        _yes_or(has["cross"], "refuse"),
+        _yes_or(has["grid"], "as sequence"),
         has["state"],
     ]
 

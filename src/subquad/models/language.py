@@ -1,4 +1,4 @@
-"""Decoder-only language model: embedding, causal stack, logits of the next token at every position."""
+"""Decoder-only language model: embedding, causal stack, and logits of the next token at every position."""
 
 from typing import ClassVar, Literal
 
@@ -23,11 +23,11 @@ from subquad.nn.stack import Stack, StackConfig, StackOutput, StackState
 
 class LanguageModelConfig(ModelConfig):
     kind: Literal["language-model"] = "language-model"
-    vocab: int = Field(ge=1, description="number of symbols")
-    dim: int = Field(512, ge=1, description="width of the model")
-    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
-    decoder: StackConfig = Field(description="the causal stack")
-    head: HeadConfig = Field(default_factory=HeadConfig, description="how vectors become words")
+    vocab: int = Field(ge=1, description="The size of the vocabulary.")
+    dim: int = Field(512, ge=1, description="The width of the model.")
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="The embedding of the tokens.")
+    decoder: StackConfig = Field(description="The causal stack of blocks.")
+    head: HeadConfig = Field(default_factory=HeadConfig, description="The output head.")
 
     stacks: ClassVar = {"decoder": {"causal": True}}
     stack_embeddings: ClassVar = {"decoder": "embedding"}
@@ -35,7 +35,7 @@ class LanguageModelConfig(ModelConfig):
 
 @register_model
 class LanguageModel(Model):
-    """tokens (batch, time) -> logits (batch, time, vocab)."""
+    """Maps tokens (batch, time) to logits (batch, time, vocab)."""
 
     Config = LanguageModelConfig
     config: LanguageModelConfig
@@ -57,15 +57,15 @@ class LanguageModel(Model):
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> StackState:
-        """The state to begin streaming with: pass it to the first call, and then what each call gave back."""
+        """Returns the state for the first call. Each further call takes the state that the previous one returned."""
         return self.decoder.init_state(batch, device, dtype)
 
     def features(self, tokens: Tensor, padding: Tensor | None = None, state: StackState | None = None) -> StackOutput:
-        """What the head reads: (batch, time, dim). Training gives it to `head.nll` with the next tokens."""
+        """Returns the inputs (batch, time, dim) of the head. Training passes them to `head.nll`."""
         x = self.embedding(tokens, padding, state.lengths if state is not None else None)
         return self.decoder(x, BlockInputs(padding), state)
 
     def forward(self, tokens: Tensor, *, padding: Tensor | None = None, state: StackState | None = None) -> ModelOutput:
-        """padding: (batch, time) bool, True = ignore; None: every token counts."""
+        """padding: (batch, time) bool, True = ignore; None: there is no padding."""
         x, after, aux = self.features(tokens, padding, state)
         return ModelOutput(self.head(x), after, mean_aux(aux))

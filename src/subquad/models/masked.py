@@ -1,6 +1,6 @@
-"""Masked language model: embedding, bidirectional stack, logits of the words that were masked (RoBERTa).
+"""Masked language model (RoBERTa): embedding, bidirectional stack, and logits of the tokens that were masked.
 
-A masked word is replaced by a symbol of its own, the last of the vocabulary: no text has it, so no tokenizer does.
+The mask is the last token of the vocabulary. It occurs in no text, so tokenizers do not know it.
 """
 
 from typing import ClassVar, Literal
@@ -27,25 +27,27 @@ from subquad.nn.stack import Stack, StackConfig, StackOutput
 
 class MaskedLanguageModelConfig(ModelConfig):
     kind: Literal["masked-language-model"] = "masked-language-model"
-    vocab: int = Field(ge=2, description="number of symbols; the last stands in the place of masked words")
-    dim: int = Field(512, ge=1, description="width of the model")
-    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how tokens become vectors")
-    encoder: StackConfig = Field(description="the stack")
-    head_activation: Literal["relu", "gelu", "silu"] = Field("gelu", description="of the map before the words")
-    head: HeadConfig = Field(HeadConfig(bias=True), description="how vectors become words")
+    vocab: int = Field(ge=2, description="The size of the vocabulary, whose last token is the mask.")
+    dim: int = Field(512, ge=1, description="The width of the model.")
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="The embedding of the tokens.")
+    encoder: StackConfig = Field(description="The stack of blocks.")
+    head_activation: Literal["relu", "gelu", "silu"] = Field(
+        "gelu", description="The activation of the map before the head."
+    )
+    head: HeadConfig = Field(HeadConfig(bias=True), description="The output head.")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
     stack_embeddings: ClassVar = {"encoder": "embedding"}
 
     @property
     def mask(self) -> int:
-        """Number of the symbol that hides a word."""
+        """The id of the mask token."""
         return self.vocab - 1
 
 
 @register_model
 class MaskedLanguageModel(Model):
-    """tokens (batch, time) -> logits (batch, time, vocab)."""
+    """Maps tokens (batch, time) to logits (batch, time, vocab)."""
 
     Config = MaskedLanguageModelConfig
     config: MaskedLanguageModelConfig
@@ -67,14 +69,14 @@ class MaskedLanguageModel(Model):
         return (random_tokens(self.config.vocab, batch, length, generator),)
 
     def features(self, tokens: Tensor, padding: Tensor | None = None) -> StackOutput:
-        """What the stack makes of the tokens: (batch, time, dim)."""
+        """Returns the output of the stack: (batch, time, dim)."""
         return self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
 
     def head_inputs(self, features: Tensor) -> Tensor:
-        """What the head reads of features (..., dim), of those alone whose words are asked for: the same shape."""
+        """Turns features (..., dim) into inputs of the head, of the same shape. Only those of targets need it."""
         return self.last_norm(ACTIVATIONS[self.config.head_activation](self.last(features)))
 
     def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> ModelOutput:
-        """padding: (batch, time) bool, True = ignore; None: every token counts."""
+        """padding: (batch, time) bool, True = ignore; None: there is no padding."""
         x, _, aux = self.features(tokens, padding)
         return ModelOutput(self.head(self.head_inputs(x)), None, mean_aux(aux))

@@ -1,7 +1,7 @@
 """The named architectures of the papers, as data: `build_model("evit_tiny_p16", encoder={"mixer": "eva"})`.
 
-Every preset is a complete config: vocabularies are those of the papers' data, and training sets its own. Dropout rates
-are the architectures' defaults, which recipes change.
+Every preset is a complete config. Vocabulary sizes are those of the papers; in training they follow from the data.
+Dropout rates are the defaults of the architectures, which recipes change.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ ROBERTA_VOCAB = 50265
 
 
 def _translation(dim: int, ffn_dim: int, heads: int, dropout: float, attention_dropout: float, shared: bool) -> Data:
-    """The transformer of fairseq: six and six layers, post-norm."""
+    """The transformer of fairseq: six encoder and six decoder layers, post-norm."""
     stack = {"layers": 6, "heads": heads, "ffn_dim": ffn_dim, "dropout": dropout}
     attention = {"name": "softmax", "attention_dropout": attention_dropout}
     return {
@@ -39,13 +39,19 @@ def _translation(dim: int, ffn_dim: int, heads: int, dropout: float, attention_d
 
 
 def _conv_translation(
-    size: tuple[int, int, int], dropout: float, attention: float, weight: float, given: float, glu: bool, shared: bool
+    size: tuple[int, int, int],
+    dropout: float,
+    attention: float,
+    weight: float,
+    input_dropout: float,
+    glu: bool,
+    shared: bool,
 ) -> Data:
-    """lightconv and dynamicconv of fairseq, dynamic by default. size: dim, ffn_dim, heads; given: input dropout."""
+    """lightconv and dynamicconv of fairseq, dynamic by default. size: dim, ffn_dim, heads."""
     data = _translation(*size, dropout, attention, shared)
     mixer = {"name": "dynamicconv", "glu": glu, "tap_dropout": weight}
-    data["encoder"] |= {"layers": 7, "input_dropout": given, "mixer": {**mixer, "kernel_size": ENCODER_KERNELS}}
-    data["decoder"] |= {"input_dropout": given, "mixer": {**mixer, "kernel_size": DECODER_KERNELS}}
+    data["encoder"] |= {"layers": 7, "input_dropout": input_dropout, "mixer": {**mixer, "kernel_size": ENCODER_KERNELS}}
+    data["decoder"] |= {"input_dropout": input_dropout, "mixer": {**mixer, "kernel_size": DECODER_KERNELS}}
     return data
 
 
@@ -91,7 +97,7 @@ def _adaptive_language(layers: int, layer_drop: float) -> Data:
 
 
 def _linformer_translation(proj_k: int | None) -> Data:
-    """crybot/linformer: no biases in attention and feed-forward maps, no output map; None: exact attention."""
+    """crybot/linformer: no biases in attention and feed-forward networks, no output map; None: exact attention."""
     plain = {"name": "softmax", "qkv_bias": False, "out_projection": False}
     compressed = plain | {"name": "linformer", "proj_k": proj_k, "max_length": 256, "compress": "project-first"}
     read = plain if proj_k is None else compressed
@@ -112,7 +118,7 @@ def _linformer_translation(proj_k: int | None) -> Data:
 
 
 def _linformer_roberta(dim: int, heads: int, layers: int) -> Data:
-    """fairseq's examples/linformer: a RoBERTa whose keys and values are a quarter of its 512 positions."""
+    """fairseq's examples/linformer: a RoBERTa with 512 positions, compressed to 128 keys and values."""
     mixer = {"name": "linformer", "proj_k": 128, "max_length": 512, "attention_dropout": 0.1}
     stack = {"layers": layers, "heads": heads, "ffn_dim": 4 * dim, "activation": "gelu", "dropout": 0.1, "mixer": mixer}
     embedding = {"positions": "learned", "max_length": 512, "scale": False, "norm": True, "dropout": 0.1}
@@ -141,7 +147,7 @@ def _evit(dim: int, heads: int, patch_size: int) -> Data:
 
 
 def _pyramid(dims: list[int], depths: list[int], heads: list[int], ratios: list[int]) -> Data:
-    """PVTv2: the mechanism of stages 1 to 3 is free, the last has softmax attention."""
+    """PVTv2. Recipes choose the mechanism of stages 1 to 3; the last has softmax attention."""
     common = {"activation": "gelu", "norm": "pre", "norm_eps": 1e-6, "ffn_conv": True, "mixer": "softmax"}
     stages = [
         {"dim": dim, "layers": depth, "heads": number, "ffn_dim": ratio * dim, **common}
@@ -198,14 +204,14 @@ PRESETS: dict[str, Data] = {
 
 
 def preset(name: str, changes: Mapping[str, Any] | None = None) -> Data:
-    """The config of a preset, with changes merged in."""
+    """Returns the config of a preset with changes."""
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no preset is called {name!r}{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
     return merge_options(PRESETS[name], changes or {})
 
 
 def merge_options(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Data:
-    """`base` with `changes`, mapping by mapping. One with a `name` (a mixer) replaces what was there altogether."""
+    """Merges `changes` into `base`, mapping by mapping. A mapping with a `name` (a mixer) replaces the old one."""
     result = dict(base)
     for key, value in changes.items():
         old = result.get(key)
@@ -216,7 +222,7 @@ def merge_options(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Data:
 
 
 def build_model(name: str, **changes: Any) -> Model:
-    """A model of a preset or kind, with changes: `build_model("lm_small", vocab=100, decoder={"mixer": "eva"})`."""
+    """Builds the model of a preset or kind: `build_model("lm_small", vocab=100, decoder={"mixer": "eva"})`."""
     if name in MODELS:
         return build_from_config({"kind": name, **changes})
     return build_from_config(preset(name, changes))

@@ -1,6 +1,6 @@
-"""Pyramid vision transformer (PVTv2): four stages on ever coarser grids, each with its own width and mechanism.
+"""Pyramid vision transformer (PVTv2): four stages on coarser and coarser grids, each with its own width and mechanism.
 
-The mechanism works at the full resolution of its stage. As in the originals the last stage has softmax attention.
+A mechanism mixes all tokens of its stage. As in the originals, the last stage of the presets has softmax attention.
 
 Citation: Wang et al., "PVT v2: improved baselines with pyramid vision transformer", 2022.
 """
@@ -28,17 +28,19 @@ from subquad.nn.stack import Stack, StackConfig, drop_path_rates
 
 NATIVE_SIDE = 224
 FINEST_PATCH = 4
-"""Pixels between the cells of the finest grid."""
+"""The distance in pixels between cells of the finest grid."""
 
 
 class PyramidConfig(ModelConfig):
     kind: Literal["pyramid"] = "pyramid"
-    channels: int = Field(3, ge=1, description="colours")
-    num_classes: int = Field(1000, ge=1, description="number of classes")
+    channels: int = Field(3, ge=1, description="The number of channels of the images.")
+    num_classes: int = Field(1000, ge=1, description="The number of classes.")
     stages: tuple[StackConfig, ...] = Field(
-        min_length=1, description="the stacks, from the finest grid to the coarsest"
+        min_length=1, description="The stacks, from the finest grid to the coarsest."
     )
-    drop_path: float = Field(0.0, ge=0.0, lt=1.0, description="drop path of the last block; rises over all stages")
+    drop_path: float = Field(
+        0.0, ge=0.0, lt=1.0, description="The drop-path rate of the last block. It rises from 0 over all stages."
+    )
 
     ignored_data_options: ClassVar = frozenset({"image_size"})
 
@@ -50,7 +52,7 @@ class PyramidConfig(ModelConfig):
 
 @register_model
 class Pyramid(Model):
-    """images (batch, channels, H, W) -> logits (batch, classes)."""
+    """Maps images (batch, channels, H, W) to logits (batch, num_classes)."""
 
     Config = PyramidConfig
     config: PyramidConfig
@@ -59,7 +61,7 @@ class Pyramid(Model):
     def __init__(self, config: PyramidConfig) -> None:
         super().__init__(config)
         widths = [config.channels, *(stage.dim for stage in config.stages)]
-        # the first stage reads 7 x 7 pixels every 4, the others 3 x 3 cells every 2
+        # the first stage has 7 x 7 kernels with stride 4, the others 3 x 3 kernels with stride 2
         self.patches = nn.ModuleList(
             OverlappingPatches(widths[number], widths[number + 1], 3 if number else 7, 2 if number else FINEST_PATCH)
             for number in range(len(config.stages))
@@ -93,7 +95,7 @@ class Pyramid(Model):
 
     @property
     def native_length(self) -> int | None:
-        """Of ImageNet's images."""
+        """The length of ImageNet's images. Others are possible too."""
         return (NATIVE_SIDE // FINEST_PATCH) ** 2
 
     def grid(self, length: int) -> tuple[int, int] | None:

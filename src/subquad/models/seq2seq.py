@@ -1,4 +1,4 @@
-"""Encoder-decoder: the encoder reads the source, the decoder writes the target and reads the encoder's output."""
+"""Encoder-decoder: the encoder reads the source; the decoder attends to its output and predicts the target."""
 
 from typing import ClassVar, Literal
 
@@ -23,15 +23,17 @@ from subquad.nn.stack import Stack, StackConfig, StackOutput, StackState
 
 class Seq2SeqConfig(ModelConfig):
     kind: Literal["encoder-decoder"] = "encoder-decoder"
-    source_vocab: int = Field(ge=1, description="number of source symbols")
-    target_vocab: int = Field(ge=1, description="number of target symbols")
-    dim: int = Field(512, ge=1, description="width of the model")
-    source: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how source tokens become vectors")
-    target: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="how target tokens become vectors")
-    shared_embedding: bool = Field(False, description="source and target tokens have one embedding")
-    encoder: StackConfig = Field(description="the stack that reads the source")
-    decoder: StackConfig = Field(description="the causal stack, with cross-attention; softmax unless it says otherwise")
-    head: HeadConfig = Field(default_factory=HeadConfig, description="how vectors become words")
+    source_vocab: int = Field(ge=1, description="The size of the source vocabulary.")
+    target_vocab: int = Field(ge=1, description="The size of the target vocabulary.")
+    dim: int = Field(512, ge=1, description="The width of the model.")
+    source: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="The embedding of the source tokens.")
+    target: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="The embedding of the target tokens.")
+    shared_embedding: bool = Field(False, description="Whether source and target share one embedding.")
+    encoder: StackConfig = Field(description="The stack of blocks of the encoder.")
+    decoder: StackConfig = Field(
+        description="The causal stack of blocks of the decoder. Its cross-attention is softmax by default."
+    )
+    head: HeadConfig = Field(default_factory=HeadConfig, description="The output head.")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}, "decoder": {"causal": True}}
     defaults: ClassVar = {"decoder": {"cross": "softmax"}}
@@ -39,17 +41,17 @@ class Seq2SeqConfig(ModelConfig):
 
     def check(self) -> None:
         if self.decoder.cross is None:
-            raise ValueError("decoder.cross is null: a decoder reads the encoder's output; leave it out for softmax")
+            raise ValueError("decoder.cross is null, but a decoder needs cross-attention; leave it out for softmax")
         if self.shared_embedding and self.source_vocab != self.target_vocab:
             raise ValueError(
-                f"shared_embedding needs one vocabulary; the source has {self.source_vocab} symbols, "
+                f"shared_embedding needs one vocabulary; the source has {self.source_vocab} tokens, "
                 f"the target {self.target_vocab}"
             )
 
 
 @register_model
 class Seq2Seq(Model):
-    """source (batch, time), target (batch, time') -> logits (batch, time', target_vocab)."""
+    """Maps source (batch, time) and target (batch, time') to logits (batch, time', target_vocab)."""
 
     Config = Seq2SeqConfig
     config: Seq2SeqConfig
@@ -75,11 +77,11 @@ class Seq2Seq(Model):
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> StackState:
-        """The state to begin decoding with. The first call of `decode` brings the context; the state then holds it."""
+        """Returns the state for the first call of `decode`, which also takes the context; then the state holds it."""
         return self.decoder.init_state(batch, device, dtype)
 
     def encode(self, source: Tensor, padding: Tensor | None = None) -> StackOutput:
-        """The context (batch, time, dim) that the decoder reads."""
+        """Returns the context (batch, time, dim) that the decoder attends to."""
         return self.encoder(self.source(source, padding), BlockInputs(padding))
 
     def features(
@@ -90,7 +92,7 @@ class Seq2Seq(Model):
         context_padding: Tensor | None = None,
         state: StackState | None = None,
     ) -> StackOutput:
-        """What the head reads: (batch, time', dim)."""
+        """Returns the inputs (batch, time', dim) of the head."""
         x = self.target(target, padding, state.lengths if state is not None else None)
         return self.decoder(x, BlockInputs(padding, context, context_padding), state)
 
@@ -103,7 +105,7 @@ class Seq2Seq(Model):
         context_padding: Tensor | None = None,
         state: StackState | None = None,
     ) -> ModelOutput:
-        """Logits of the next target token at each position. context: what `encode` gave; streaming needs it once."""
+        """Returns logits of the next target token at each position. context: from `encode`; streaming needs it once."""
         x, after, aux = self.features(target, context, padding, context_padding, state)
         return ModelOutput(self.head(x), after, mean_aux(aux))
 
@@ -115,7 +117,7 @@ class Seq2Seq(Model):
         source_padding: Tensor | None = None,
         target_padding: Tensor | None = None,
     ) -> ModelOutput:
-        """Paddings: (batch, time) bool, True = ignore; None: every token counts."""
+        """Paddings are (batch, time) bool, True = ignore; None: there is no padding."""
         context, _, encoder_aux = self.encoder(self.source(source, source_padding), BlockInputs(source_padding))
         x, _, decoder_aux = self.features(target, context, target_padding, source_padding)
         return ModelOutput(self.head(x), None, mean_aux(encoder_aux, decoder_aux))

@@ -1,4 +1,4 @@
-"""A model in a folder: config.json, which rebuilds it, and weights.safetensors, with a checksum between the two.
+"""Saves and loads a model as a folder of weights.safetensors and config.json, which has the checksum of the weights.
 
 Files are written under temporary names, synced and renamed, the config last: a folder with a config has its weights.
 """
@@ -22,7 +22,7 @@ CONFIG, WEIGHTS = "config.json", "weights.safetensors"
 
 
 def save_model(model: Model, folder: str | Path) -> None:
-    """Writes the model's config and weights; `load_model` gives them back bit by bit."""
+    """Writes config and weights of the model. `load_model` restores them exactly."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
@@ -40,13 +40,13 @@ def save_model(model: Model, folder: str | Path) -> None:
 
 
 def load_model(folder: str | Path) -> Model:
-    """The model of a folder, in eval mode."""
+    """Loads the model of a folder, in eval mode."""
     folder = Path(folder)
     description = read_metadata(folder / CONFIG, FORMAT, "model")
     path = folder / WEIGHTS
     with wrap_corrupt_data_errors(f"the model in {folder}"):
         if checksum(path) != description["weights"]["sha256"]:
-            raise ValueError(f"{path} is damaged, or belongs to another {CONFIG}: its checksum differs")
+            raise ValueError(f"{path} is damaged or belongs to another {CONFIG}: its checksum differs")
         check_origins(f"the model in {folder}", description["mechanisms"])
         model = build_from_config(description["model"])
     try:
@@ -58,7 +58,7 @@ def load_model(folder: str | Path) -> Model:
 
 
 def load_weights(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights into the model. Unknown, missing and misshapen ones are errors that name them."""
+    """Copies weights into the model. Raises ValueError with the names of unknown, missing and misshapen ones."""
     own = model.state_dict()
     problems = []
     if missing := sorted(own.keys() - weights.keys()):

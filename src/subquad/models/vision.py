@@ -1,7 +1,7 @@
-"""Vision transformer: patches as tokens of a grid, learned positions, one stack, mean of all tokens, classes.
+"""Vision transformer: patches as tokens of a grid, learned positions, one stack, and a head on the mean of all tokens.
 
-With a class token, a sequence instead of a grid: the class token and then the patches, row by row; classes are read
-from the class token (DeiT).
+With a class token (DeiT) the tokens are a sequence: the class token, then the patches row by row. The head then reads
+the class token.
 """
 
 import math
@@ -20,16 +20,18 @@ from subquad.nn.stack import Stack, StackConfig
 
 class VisionConfig(ModelConfig):
     kind: Literal["vision"] = "vision"
-    image_size: int = Field(224, ge=1, description="side of the images in pixels, which fixes the table of positions")
-    channels: int = Field(3, ge=1, description="colours")
-    num_classes: int = Field(1000, ge=1, description="number of classes")
-    patch_size: int = Field(16, ge=1, description="side of a patch in pixels")
-    stem: Stem = Field("patch", description="how patches become tokens: one map, hMLP, or convolutions")
-    positions: bool = Field(True, description="add a learned vector for each place of the grid")
-    class_token: bool = Field(False, description="read classes from a token of their own instead of the mean")
-    dim: int = Field(192, ge=1, description="width of the model")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the embedded patches")
-    encoder: StackConfig = Field(description="the stack")
+    image_size: int = Field(224, ge=1, description="The side of the images in pixels.")
+    channels: int = Field(3, ge=1, description="The number of channels of the images.")
+    num_classes: int = Field(1000, ge=1, description="The number of classes.")
+    patch_size: int = Field(16, ge=1, description="The side of a patch in pixels.")
+    stem: Stem = Field("patch", description="How patches become tokens: one linear map, hMLP, or convolutions.")
+    positions: bool = Field(True, description="Whether each cell of the grid has a learned position.")
+    class_token: bool = Field(
+        False, description="Whether a class token is classified instead of the mean of all tokens."
+    )
+    dim: int = Field(192, ge=1, description="The width of the model.")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="The dropout rate of the embedded patches.")
+    encoder: StackConfig = Field(description="The stack of blocks.")
 
     stacks: ClassVar = {"encoder": {"causal": False, "cross": None}}
 
@@ -46,7 +48,7 @@ class VisionConfig(ModelConfig):
 
 @register_model
 class VisionTransformer(Model):
-    """images (batch, channels, H, W) -> logits (batch, classes)."""
+    """Maps images (batch, channels, H, W) to logits (batch, num_classes)."""
 
     Config = VisionConfig
     config: VisionConfig
@@ -71,7 +73,7 @@ class VisionTransformer(Model):
 
     @classmethod
     def possible_length(cls, length: int) -> int:
-        """Images are square: so are the numbers of their patches."""
+        """Images are square, so lengths are square numbers."""
         return max(1, math.isqrt(length)) ** 2
 
     @classmethod
@@ -84,7 +86,7 @@ class VisionTransformer(Model):
         return self.config.side**2
 
     def grid(self, length: int) -> tuple[int, int] | None:
-        """A class token turns the grid of an image into a sequence."""
+        """With a class token the tokens are a sequence."""
         return None if self.config.class_token else (math.isqrt(length),) * 2
 
     def stack_length(self, length: int) -> int:
@@ -109,6 +111,6 @@ class VisionTransformer(Model):
 
 
 def random_images(channels: int, side: int, batch: int, generator: torch.Generator | None) -> Tensor:
-    """Square images (batch, channels, side, side)."""
+    """Returns random images (batch, channels, side, side)."""
     device = generator.device if generator else None
     return torch.randn(batch, channels, side, side, generator=generator, device=device)

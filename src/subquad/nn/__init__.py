@@ -1,1 +1,1 @@
-"""The parts that models are made of: embeddings, feed-forward maps, one block, one stack, output heads."""
+"""The parts of models: embeddings, feed-forward networks, the block, the stack of blocks, and output heads."""

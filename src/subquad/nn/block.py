@@ -1,8 +1,8 @@
-"""The one block of all models: mixer, cross-attention where there is a context, feed-forward.
+"""The block that all models consist of: a mixer, cross-attention if there is a context, and a feed-forward network.
 
-    pre-norm:  x <- x + f(norm(x))          post-norm:  x <- norm(x + f(x))          for each f of the three in turn
+    pre-norm:  x <- x + f(norm(x))          post-norm:  x <- norm(x + f(x))          for each of these three f in turn
 
-What f gives passes dropout and, while training, drop path: whole samples lose it.
+Dropout applies to the output of f. In training, drop path sets it to zero for whole samples at random.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from subquad.nn.feedforward import FeedForward
 
 
 class BlockInputs(NamedTuple):
-    """What blocks are told besides x: the same for every block of a stack.
+    """What a block receives besides x. It is the same for every block of a stack.
 
-    padding (batch, time) and context_padding (batch, time') are bool tensors, True = ignore. A stack computes what its
-    blocks need to know about them once, and passes that on.
+    padding (batch, time) and context_padding (batch, time') are bool tensors, True = ignore. A stack turns
+    them into `Padding` once, for all of its blocks.
     """
 
     padding: Tensor | Padding | None = None
@@ -32,13 +32,13 @@ class BlockInputs(NamedTuple):
 
 @dataclass
 class BlockState:
-    """What a block remembers when streaming."""
+    """The streaming state of a block: that of its mixer and that of its cross-attention."""
 
     mixer: State
     cross: State | None
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> Self:
-        """The rows `index`, and the contexts `contexts`: see StackState."""
+        """Returns the state of the rows `index` and of the contexts `contexts`; see `StackState.reorder`."""
         cross = self.cross
         if cross is not None and contexts is not None:
             cross = cross.reorder(contexts)
@@ -48,7 +48,7 @@ class BlockState:
 
 
 class Block(nn.Module):
-    """(batch, time, dim) -> the same shape."""
+    """Maps x (batch, time, dim) to a tensor of the same shape."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Block(nn.Module):
         input_dropout: float = 0.0,
         drop_path: float = 0.0,
     ) -> None:
-        """input_dropout: on what the mixer is given."""
+        """input_dropout: the dropout rate of the mixer's input."""
         super().__init__()
         if cross is not None and (reason := cross.why_no_cross()) is not None:
             raise ValueError(reason)
@@ -80,7 +80,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, inputs: BlockInputs, state: BlockState | None = None
     ) -> tuple[Tensor, BlockState | None, Tensor | None]:
-        """x, the state for the next call when streaming, and the mixer's regulariser (batch,) or None."""
+        """Returns x, the state for the next call if a state was given, and the mixer's regulariser (batch,) or None."""
         given = dropout(self._normalise_input(self.mixer_norm, x), self.input_dropout, self.training)
         mixed = self.mixer(
             given, padding=inputs.padding, grid=inputs.grid, state=state.mixer if state is not None else None
@@ -99,7 +99,7 @@ class Block(nn.Module):
         return x, BlockState(mixed.state, read.state if read is not None else None), mixed.aux
 
     def _cross_attend(self, x: Tensor, inputs: BlockInputs, memory: State | None) -> MixerOutput:
-        """Cross-attention. Rows that share a remembered context stand side by side, and read it as one long row."""
+        """Applies cross-attention. Rows that share a stored context are adjacent, and attend to it as one long row."""
         assert self.cross is not None
         shape, padding = x.shape, padding_tensor(inputs.padding)
         if memory is not None and inputs.context is None:

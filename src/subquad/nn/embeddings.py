@@ -1,4 +1,4 @@
-"""From token numbers to vectors: embedding, scaled, plus positions, normalised, dropped out."""
+"""Turns token ids into vectors: embedding, scale, positions, layer norm and dropout."""
 
 import itertools
 from typing import Literal
@@ -14,22 +14,25 @@ from subquad.nn.positions import build_positions, position_ids
 
 
 class EmbeddingConfig(Options):
-    """Options of a token embedding. Its width is that of the model."""
+    """Options of a token embedding. Its vectors are as wide as the model."""
 
     positions: Literal["sinusoidal", "sin-cos", "learned", "rotary", "none"] = Field(
         "sinusoidal",
-        description="what tells positions apart: fairseq's sinusoids, those of 10000^(2i/C), a learned table, or "
-        "rotated queries and keys",
+        description="How positions are encoded: fairseq's sinusoids, sinusoids with frequencies 10000^(-2i/C), a "
+        "learned table, or rotary queries and keys.",
     )
-    max_length: int = Field(1024, ge=1, description="rows of a learned table of positions")
-    scale: bool = Field(True, description="multiply embeddings by the square root of the width")
-    norm: bool = Field(False, description="layer norm after adding positions")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the embedded tokens")
-    pad: int | None = Field(1, ge=0, description="number of the padding symbol, whose row stays as it is")
+    max_length: int = Field(1024, ge=1, description="The number of rows of a learned table of positions.")
+    scale: bool = Field(True, description="Whether embeddings are multiplied by the square root of the width.")
+    norm: bool = Field(False, description="Whether a layer norm follows the addition of positions.")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="The dropout rate of the embedded tokens.")
+    pad: int | None = Field(
+        1, ge=0, description="The id of the padding token, whose embedding is zero at first; null: there is none."
+    )
     cutoffs: tuple[int, ...] = Field(
-        (), description="adaptive input: ends of the bands of frequent words; rarer bands have narrower vectors"
+        (),
+        description="Adaptive input: the ends of the bands of frequent tokens. Later bands have narrower vectors.",
     )
-    factor: int = Field(4, ge=1, description="by which each further band is narrower")
+    factor: int = Field(4, ge=1, description="The factor by which each further band is narrower.")
 
     def check(self) -> None:
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(c < 1 for c in self.cutoffs):
@@ -37,14 +40,14 @@ class EmbeddingConfig(Options):
 
 
 def vocab_bands(vocab: int, cutoffs: tuple[int, ...]) -> list[tuple[int, int]]:
-    """First word and end of each band of the vocabulary."""
+    """Returns the first token and the end of each band of the vocabulary."""
     if cutoffs and cutoffs[-1] >= vocab:
         raise ValueError(f"the last cutoff, {cutoffs[-1]}, must be below the vocabulary size {vocab}")
     return list(itertools.pairwise([0, *cutoffs, vocab]))
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Tokens (...) -> (..., dim): band b has vectors of width dim / factor^b, and a linear map from them to dim."""
+    """Maps tokens (...) to (..., dim). Band b has vectors of width dim / factor^b and a linear map from them to dim."""
 
     def __init__(self, vocab: int, dim: int, config: EmbeddingConfig) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class AdaptiveEmbedding(nn.Module):
             self.maps.append(nn.init.xavier_uniform_(torch.empty(dim, width)))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        # Every band reads every token, and what is not its own is set to zero: no shape depends on the words.
+        # Every band embeds every token and zeroes those of other bands, so that no shape depends on the tokens.
         parts = []
         for (first, end), table, to_model in zip(self.bands, self.tables, self.maps, strict=True):
             own = (tokens >= first) & (tokens < end)
@@ -66,7 +69,7 @@ class AdaptiveEmbedding(nn.Module):
         return torch.stack(parts).sum(0)
 
     def _pad_in(self, first: int, end: int) -> int | None:
-        """Row of the padding symbol in a band, None if it is not there."""
+        """Returns the row of the padding token in a band, or None if the band does not contain it."""
         return self.pad - first if self.pad is not None and first <= self.pad < end else None
 
 
@@ -80,12 +83,14 @@ def _table(vocab: int, dim: int, pad: int | None) -> nn.Embedding:
 
 
 class TokenEmbedding(nn.Module):
-    """tokens (batch, time) -> (batch, time, dim)."""
+    """Maps tokens (batch, time) to vectors (batch, time, dim)."""
 
     def __init__(self, vocab: int, dim: int, config: EmbeddingConfig) -> None:
         super().__init__()
         if config.pad is not None and config.pad >= vocab:
-            raise ValueError(f"pad is {config.pad}, but there are only {vocab} symbols; set pad lower or to null")
+            raise ValueError(
+                f"pad is {config.pad}, but the vocabulary has only {vocab} tokens; set pad lower or to null"
+            )
         self.config, self.vocab, self.dim = config, vocab, dim
         self.shared: list[AdaptiveEmbedding | nn.Embedding] = []  # in a list: its owner registers it
         self.tokens: AdaptiveEmbedding | nn.Embedding
@@ -94,12 +99,12 @@ class TokenEmbedding(nn.Module):
         self.norm = nn.LayerNorm(dim) if config.norm else None
 
     def share(self, other: "TokenEmbedding") -> None:
-        """Takes the other's table of tokens instead of an own one; the other registers it."""
+        """Uses the token table of `other`, which also registers it, instead of its own."""
         del self.tokens
         self.shared = [other.tokens]
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-        """padding: (batch, time) bool, True = ignore. start: (batch,) tokens that each row has read before."""
+        """padding: (batch, time) bool, True = ignore. start: (batch,) the number of earlier tokens of each row."""
         x = (self.shared[0] if self.shared else self.tokens)(tokens)
         if self.config.scale:
             x = x * self.dim**0.5

@@ -1,6 +1,6 @@
-"""The map that each token passes on its own: fc2(act(fc1 x)), or fc2(act(a) * b) with [a | b] = fc1 x.
+"""The feed-forward network of each token: fc2(act(fc1 x)), or fc2(act(a) * b) with [a | b] = fc1 x.
 
-With a convolution, fc1's result is first mixed with its eight neighbours on the grid, channel by channel.
+Optionally a 3 x 3 depthwise convolution on the grid follows fc1.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ GATED_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """(batch, time, dim) -> the same shape."""
+    """Maps x (batch, time, dim) to a tensor of the same shape."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
         convolution: bool = False,
     ) -> None:
-        """dropout: after the activation. convolution: 3 x 3 and depthwise, on the grid."""
+        """dropout: its rate after the activation. convolution: whether fc1 is followed by the convolution."""
         super().__init__()
         self.activation, self.dropout = activation, dropout
         self.fc1 = nn.Linear(dim, 2 * ffn_dim if activation in GATED_ACTIVATIONS else ffn_dim, bias=bias)
@@ -48,7 +48,7 @@ class FeedForward(nn.Module):
         u = self.fc1(x)
         if self.neighbours is not None:
             if grid is None:
-                raise ValueError("a feed-forward map with a convolution needs the grid of its tokens")
+                raise ValueError("a feed-forward network with a convolution needs the grid of its tokens")
             u = self.neighbours(u.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
         if self.activation in GATED_ACTIVATIONS:
             a, b = u.chunk(2, -1)

@@ -1,7 +1,7 @@
-"""From features to words: logits over the vocabulary, and the loss of given words.
+"""Output heads: logits over the vocabulary, and the loss of given tokens.
 
-forward(features (..., dim))            logits (..., vocab); of an adaptive head: log-probabilities, which do as well
-nll(features (n, dim), target (n,))     -log p(target), (n,), without more of the vocabulary than the targets need
+forward(features (..., dim))            logits (..., vocab); an adaptive head returns log-probabilities instead
+nll(features (n, dim), target (n,))     -log p(target), (n,); an adaptive head computes only the bands of the targets
 """
 
 import torch
@@ -15,18 +15,18 @@ from subquad.nn.embeddings import AdaptiveEmbedding, TokenEmbedding, vocab_bands
 
 
 class HeadConfig(Options):
-    """Options of the map to words."""
+    """Options of the output head, which scores the tokens of the vocabulary."""
 
-    tied: bool = Field(True, description="words are scored by the (target) embedding itself")
-    bias: bool = Field(False, description="a bias for each word")
-    cutoffs: tuple[int, ...] = Field((), description="adaptive softmax: ends of the bands of frequent words")
-    factor: int = Field(4, ge=1, description="by which each further band is narrower")
-    tied_maps: bool = Field(False, description="adaptive: bands share their maps with the adaptive embedding")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="adaptive: dropout in the narrower bands")
+    tied: bool = Field(True, description="Whether the head shares its weights with the (target) embedding.")
+    bias: bool = Field(False, description="Whether each token has a bias.")
+    cutoffs: tuple[int, ...] = Field((), description="Adaptive softmax: the ends of the bands of frequent tokens.")
+    factor: int = Field(4, ge=1, description="The factor by which each further band is narrower.")
+    tied_maps: bool = Field(False, description="Adaptive: whether bands share their maps with the embedding.")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="Adaptive: the dropout rate in the narrower bands.")
 
 
 class WordHead(nn.Module):
-    """A linear map to the vocabulary, its weights own or those of an embedding."""
+    """A linear map to the vocabulary, with weights of its own or those of an embedding."""
 
     def __init__(self, dim: int, vocab: int, bias: bool = False, tied: nn.Embedding | None = None) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class WordHead(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """The weights, own or tied: (vocab, dim)."""
+        """The weights (vocab, dim): its own, or those of the embedding."""
         return self.weight if self.weight is not None else self.tied[0].weight
 
     def forward(self, features: Tensor) -> Tensor:
@@ -49,11 +49,11 @@ class WordHead(nn.Module):
 
 
 class AdaptiveHead(nn.Module):
-    """Adaptive softmax: log p(w) of a frequent word directly, of others log p(band) + log p(w | band).
+    """Adaptive softmax: log p(w) for tokens of the first band, log p(band) + log p(w | band) for the others.
 
-    The head scores the first band's words and one symbol for each further band b; tail b is a map to width
-    dim / factor^b, then scores of its words. `tied`: words are scored by the embedding's tables; `tied_maps`: the
-    tails' maps are the transposed maps of the embedding.
+    The head scores the tokens of the first band and one symbol for each further band b. Tail b is a map to width
+    dim / factor^b, followed by the scores of its tokens. tied: tokens are scored by the tables of the embedding.
+    tied_maps: the maps of the tails are the transposed maps of the embedding.
     """
 
     def __init__(self, dim: int, vocab: int, config: HeadConfig, embedding: AdaptiveEmbedding | None) -> None:
@@ -76,12 +76,12 @@ class AdaptiveHead(nn.Module):
         return self.embedding[0].tables[band]
 
     def _head(self, features: Tensor) -> Tensor:
-        """Log-probabilities of the first band's words and of the other bands: (n, first band + bands - 1)."""
+        """Log-probabilities of the tokens of the first band and of the other bands: (n, first band + bands - 1)."""
         scores = torch.cat([F.linear(features, self._words(0)), F.linear(features, self.clusters)], -1)
         return scores.float().log_softmax(-1)
 
     def _tail(self, features: Tensor, band: int) -> Tensor:
-        """Log-probabilities of a band's words within it: (n, words)."""
+        """Log-probabilities of the tokens of a band, given the band: (n, tokens)."""
         if self.config.tied_maps:
             assert self.embedding[0] is not None
             narrow = self.embedding[0].maps[band].T
@@ -113,7 +113,7 @@ class AdaptiveHead(nn.Module):
 
 
 def build_head(config: HeadConfig, dim: int, vocab: int, embedding: TokenEmbedding) -> WordHead | AdaptiveHead:
-    """The head of a model whose (target) tokens `embedding` embeds."""
+    """Builds the head of a model. embedding: that of the (target) tokens."""
     table = embedding.tokens
     if not config.cutoffs:
         if config.tied and not isinstance(table, nn.Embedding):
@@ -122,7 +122,7 @@ def build_head(config: HeadConfig, dim: int, vocab: int, embedding: TokenEmbeddi
             )
         return WordHead(dim, vocab, config.bias, table if config.tied and isinstance(table, nn.Embedding) else None)
     if config.bias:
-        raise ValueError("head.bias: an adaptive head has none")
+        raise ValueError("head.bias: an adaptive head has no bias; leave it out")
     adaptive = table if isinstance(table, AdaptiveEmbedding) else None
     same = (config.cutoffs, config.factor) == (embedding.config.cutoffs, embedding.config.factor)
     if (config.tied or config.tied_maps) and not (adaptive is not None and same):

@@ -1,4 +1,4 @@
-"""From images to tokens: (batch, channels, H, W) -> (batch, h w, dim), and the grid (h, w)."""
+"""Turns images (batch, channels, H, W) into tokens (batch, h w, dim) and their grid (h, w)."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ class PatchEmbedding(nn.Module):
         self.patch_size = patch_size
         if stem != "patch" and patch_size not in (8, 16):
             raise ValueError(
-                f"stem {stem!r} is for patches of 8 or 16 pixels, not {patch_size}; stem 'patch' takes any"
+                f"stem {stem!r} needs patches of 8 or 16 pixels, not {patch_size}; stem 'patch' takes any size"
             )
         builders = {"patch": _plain, "hmlp": _hmlp, "conv": _convolutional}
         self.proj = builders[stem](channels, dim, patch_size)
@@ -33,7 +33,7 @@ def _plain(channels: int, dim: int, patch_size: int) -> nn.Module:
 
 
 def _hmlp(channels: int, dim: int, patch_size: int) -> nn.Sequential:
-    """Three steps without overlap, each a map of small patches: no pixel is seen by two tokens."""
+    """Three convolutions whose stride is their size, so that no pixel reaches two tokens."""
     narrow, first = dim // 4, patch_size // 4
     return nn.Sequential(
         nn.Conv2d(channels, narrow, first, stride=first),
@@ -48,7 +48,7 @@ def _hmlp(channels: int, dim: int, patch_size: int) -> nn.Sequential:
 
 
 def _convolutional(channels: int, dim: int, patch_size: int) -> nn.Sequential:
-    """Three 3 x 3 convolutions of stride 2, then patches of what remains."""
+    """Three 3 x 3 convolutions of stride 2, then a convolution over patches of their output."""
     narrow, rest = dim // 4, patch_size // 8
     parts: list[nn.Module] = []
     for before, after in ((channels, narrow), (narrow, narrow), (narrow, dim)):
@@ -57,7 +57,7 @@ def _convolutional(channels: int, dim: int, patch_size: int) -> nn.Sequential:
 
 
 class OverlappingPatches(nn.Module):
-    """Patches that overlap, as tokens, with a layer norm: the entrance of a pyramid's stage."""
+    """Overlapping patches as tokens, followed by a layer norm: the input of each stage of a pyramid."""
 
     def __init__(self, channels: int, dim: int, size: int, stride: int) -> None:
         super().__init__()

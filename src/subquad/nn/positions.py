@@ -1,11 +1,11 @@
-"""Where a token stands, as a vector that is added to its embedding.
+"""The position of a token, as a vector that is added to its embedding.
 
     sinusoidal   [sin(p f_i) | cos(p f_i)],  f_i = 10000^(-i / (C/2 - 1)),  p = 2, 3, ...   fairseq's
     sin-cos      the same with f_i = 10000^(-i / (C/2)),  p = 0, 1, ...                     halves, not interleaved
     learned      a row of a table of max_length rows
 
-Padded positions are not counted: the first token of a row is number 0 wherever it stands. Rotary positions turn
-queries and keys instead, and are an option of the mixers.
+Padding is not counted: the first token of a row has position 0 wherever it is. Rotary positions rotate queries and
+keys instead, and are an option of the mixers.
 """
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from subquad.kernels import tracing
 
 FAIRSEQ_OFFSET = 2
-"""fairseq counts from the number of its padding symbol plus one."""
+"""fairseq counts positions from the id of its padding token plus one."""
 
 
 def position_ids(padding: Tensor | None, time: int, start: Tensor | None, device: torch.device) -> Tensor:
-    """The number of each token in its row: (batch or 1, time) int64, from `start` (batch,) or 0 on."""
+    """Returns the position of each token in its row, (batch or 1, time) int64, counted from `start` (batch,) or 0."""
     if padding is None:
         number = torch.arange(time, device=device)[None]
     else:
@@ -27,10 +27,10 @@ def position_ids(padding: Tensor | None, time: int, start: Tensor | None, device
 
 
 class Sinusoids(nn.Module):
-    """number (batch, time) int64 -> (batch, time, dim)."""
+    """Maps positions (batch, time) int64 to vectors (batch, time, dim)."""
 
     def __init__(self, dim: int, first: int, steps: int) -> None:
-        """first: what number 0 counts as. steps: the last frequency is 10000^-(half - 1) / steps."""
+        """first: added to every position. steps: frequency i is 10000^(-i / steps)."""
         super().__init__()
         self.dim, self.first = dim, first
         self.rate = float(torch.log(torch.tensor(10000.0, device="cpu")) / max(1, steps))  # rounded as fairseq does
@@ -44,7 +44,7 @@ class Sinusoids(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """number (batch, time) int64 -> (batch, time, dim)."""
+    """Maps positions (batch, time) int64 to vectors (batch, time, dim)."""
 
     def __init__(self, dim: int, max_length: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class LearnedPositions(nn.Module):
 
 
 def build_positions(kind: str, dim: int, max_length: int) -> nn.Module | None:
-    """None: nothing is added."""
+    """Returns None if nothing is added to the embedding."""
     if kind == "sinusoidal":
         return Sinusoids(dim, FAIRSEQ_OFFSET, dim // 2 - 1)
     if kind == "sin-cos":

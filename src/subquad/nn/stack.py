@@ -1,12 +1,12 @@
-"""Blocks one after the other, each with the mechanism that a pattern names.
+"""A stack of blocks, whose mechanisms are given by a pattern.
 
-A pattern is a list of mechanisms from the first layer to the last, each with a count or without:
+A pattern lists the mechanisms from the first layer to the last, optionally with counts:
 
     "eva"                  eva in every layer
     "softmax*5,primal"     five layers of softmax attention, then one of primal attention
 
-Beside the pattern stand options. An option goes to every mechanism of the pattern that knows it; one that none knows
-is refused. A list is one value for each layer, or one for all: {"name": "lightconv", "kernel_size": [3, 7, 15, 31]}.
+Each option beside the pattern goes to every mechanism that has an option of this name; if none has, it is refused. A
+list has one value for each layer, or one for all of them: {"name": "lightconv", "kernel_size": [3, 7, 15, 31]}.
 """
 
 import re
@@ -32,11 +32,11 @@ PART = re.compile(r"\s*([\w-]+)\s*(?:\*\s*(\d+))?\s*")
 
 
 class MixerChoice(BaseModel):
-    """A pattern of mechanisms, and their options beside it; a plain string is a pattern without options."""
+    """A pattern of mechanisms and their options. A plain string is a pattern without options."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    name: str = Field(description='a mechanism, or a pattern such as "softmax*5,primal"')
+    name: str = Field(description='The mechanism, or a pattern such as "softmax*5,primal".')
 
     @model_validator(mode="before")
     @classmethod
@@ -45,7 +45,7 @@ class MixerChoice(BaseModel):
 
     @classmethod
     def of(cls, mixers: Sequence[Mixer]) -> Self:
-        """What gives these mixers, one for each layer: the inverse of `by_layer`."""
+        """Returns the choice that builds these mixers, one for each layer: the inverse of `by_layer`."""
         names = [mixer.name for mixer in mixers]
         changed = [mixer.config.model_dump(exclude_defaults=True, exclude={"dim", "causal"}) for mixer in mixers]
         options: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class MixerChoice(BaseModel):
         return dict(self.model_extra or {})
 
     def names(self, layers: int) -> list[str]:
-        """The mechanism of each layer."""
+        """Returns the mechanism of each layer."""
         names: list[str] = []
         for part in self.name.split(","):
             found = PART.fullmatch(part)
@@ -74,7 +74,7 @@ class MixerChoice(BaseModel):
         return names
 
     def by_layer(self, layers: int) -> list[tuple[str, dict[str, Any]]]:
-        """The mechanism of each layer and the options that are its own."""
+        """Returns the mechanism of each layer and its options."""
         names = self.names(layers)
         known = {option for name in names for option in mixer_class(name).Config.model_fields}
         for option, value in self.options.items():
@@ -83,9 +83,9 @@ class MixerChoice(BaseModel):
                 raise ValueError(f"mixer {self.name!r} has no option {option!r}{hint}")
             if isinstance(value, list | tuple) and len(value) not in (1, layers):
                 raise ValueError(f"mixer option {option} has {len(value)} values; the stack has {layers} layers")
-        return [(name, self._own(name, layer)) for layer, name in enumerate(names)]
+        return [(name, self._layer_options(name, layer)) for layer, name in enumerate(names)]
 
-    def _own(self, name: str, layer: int) -> dict[str, Any]:
+    def _layer_options(self, name: str, layer: int) -> dict[str, Any]:
         own = {}
         for option, value in self.options.items():
             if option in mixer_class(name).Config.model_fields:
@@ -95,7 +95,7 @@ class MixerChoice(BaseModel):
 
 
 def mixer_names(config: Any) -> set[str]:
-    """The mechanisms that a model's config names anywhere, as mixers or for cross-attention."""
+    """Returns the mechanisms that a model's config names anywhere, as mixers or for cross-attention."""
     if isinstance(config, list | tuple):
         return {name for part in config for name in mixer_names(part)}
     if not isinstance(config, Mapping):
@@ -110,25 +110,32 @@ def mixer_names(config: Any) -> set[str]:
 class StackConfig(Options):
     """Options of a stack of blocks."""
 
-    layers: int = Field(6, ge=0, description="number of blocks")
-    dim: int = Field(512, ge=1, description="width of the model")
-    heads: int = Field(8, ge=1, description="heads of mixers and cross-attention, unless their options say otherwise")
-    ffn_dim: int = Field(2048, ge=1, description="width inside the feed-forward maps")
-    mixer: MixerChoice = Field(MixerChoice(name="softmax"), description="what mixes tokens, by layer, with options")
-    cross: MixerChoice | None = Field(None, description="what reads the encoder's output; null: nothing does")
-    causal: bool = Field(False, description="a position sees only those up to it")
-    activation: Activation = Field("relu", description="of the feed-forward maps; the GLU family is gated")
-    ffn_bias: bool = Field(True, description="biases in the feed-forward maps")
-    ffn_conv: bool = Field(False, description="a 3 x 3 depthwise convolution inside the feed-forward maps (grids)")
-    norm: Literal["pre", "post"] = Field("post", description="layer norm before each part or after its residual sum")
-    final_norm: bool | None = Field(None, description="layer norm after the last block; default: with norm=pre")
-    norm_eps: float = Field(1e-5, gt=0, description="epsilon of the layer norms")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="on what each part adds to the residual sum")
-    input_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="on what mixers are given")
-    activation_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="after the feed-forward activation")
-    layer_drop: float = Field(0.0, ge=0.0, lt=1.0, description="chance that training skips a block")
+    layers: int = Field(6, ge=0, description="The number of blocks.")
+    dim: int = Field(512, ge=1, description="The width of the model.")
+    heads: int = Field(8, ge=1, description="The heads of mixers and cross-attention, unless their own options differ.")
+    ffn_dim: int = Field(2048, ge=1, description="The width of the hidden layer of the feed-forward networks.")
+    mixer: MixerChoice = Field(MixerChoice(name="softmax"), description="The mixer of each layer, with its options.")
+    cross: MixerChoice | None = Field(None, description="The mechanism of cross-attention; null: there is none.")
+    causal: bool = Field(False, description="Whether a position depends only on itself and earlier ones.")
+    activation: Activation = Field("relu", description="The activation of the feed-forward networks.")
+    ffn_bias: bool = Field(True, description="Whether the feed-forward networks have biases.")
+    ffn_conv: bool = Field(
+        False, description="Whether feed-forward networks have a 3 x 3 depthwise convolution (grids only)."
+    )
+    norm: Literal["pre", "post"] = Field("post", description="Layer norm before each part, or after its residual sum.")
+    final_norm: bool | None = Field(
+        None, description="Whether a layer norm follows the last block; by default if norm is pre."
+    )
+    norm_eps: float = Field(1e-5, gt=0, description="The epsilon of the layer norms.")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="The dropout rate of what each part adds to the residual.")
+    input_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="The dropout rate of the inputs of mixers.")
+    activation_dropout: float = Field(0.0, ge=0.0, lt=1.0, description="The dropout rate after the activation.")
+    layer_drop: float = Field(0.0, ge=0.0, lt=1.0, description="The probability that training skips a block.")
     drop_path: float = Field(
-        0.0, ge=0.0, lt=1.0, description="chance that a sample skips a part of the last block; rises from 0"
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="The probability that a sample skips a part of the last block. It rises from 0 at the first block.",
     )
 
     @property
@@ -145,35 +152,35 @@ class StackConfig(Options):
             mixer_class(name).parse(self.complete(options, False))
 
     def complete(self, options: dict[str, Any], causal: bool) -> dict[str, Any]:
-        """Options of a mixer with what the stack decides."""
+        """Returns the options of a mixer with those that follow from the stack."""
         return {"dim": self.dim, "heads": self.heads, "causal": causal, **options}
 
 
 @dataclass
 class StackState:
-    """lengths: (batch,) int64, tokens that each row has read; layers: what each block remembers."""
+    """lengths: (batch,) int64, the tokens that each row has read; layers: the state of each block."""
 
     lengths: Tensor
     layers: list[BlockState]
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> Self:
-        """The state of the rows `index` (new_batch,): beam search keeps, drops and repeats hypotheses with it.
+        """Returns the state of the rows `index` (new_batch,). Beam search keeps, drops and repeats hypotheses with it.
 
-        contexts: numbers of the contexts that cross-attention goes on remembering, where rows share them: the first
-        new_batch / len(contexts) rows read the first one, and so on. Not given: each row takes its own along, or, where
-        rows share contexts already, all contexts stay.
+        contexts: indices of the contexts to keep for cross-attention, if rows share them: the first
+        new_batch / len(contexts) rows attend to the first one, and so on. If it is None, each row keeps its own
+        context, or all contexts are kept where rows share them already.
         """
         layers = [layer.reorder(index, contexts) for layer in self.layers]
         return type(self)(self.lengths.index_select(0, index), layers)
 
     def tensors(self) -> list[Tensor]:
-        """Everything that is remembered, for counting its memory."""
+        """Returns all tensors of the state, for counting its memory."""
         states: list[State] = [part for layer in self.layers for part in (layer.mixer, layer.cross) if part is not None]
         return [value for state in states for value in vars(state).values() if isinstance(value, Tensor)]
 
 
 class StackOutput(NamedTuple):
-    """x: (batch, time, dim); state: for the next call, when streaming; aux: (layers, batch), the regularisers of those
+    """x: (batch, time, dim). state: for the next call, if one was given. aux: the regularisers (layers, batch) of those
     layers that have one, or None."""
 
     x: Tensor
@@ -182,10 +189,10 @@ class StackOutput(NamedTuple):
 
 
 class Stack(nn.Module):
-    """(batch, time, dim) -> the same shape, through all blocks."""
+    """Applies all blocks to x (batch, time, dim). The shape stays the same."""
 
     def __init__(self, config: StackConfig, drop_paths: list[float] | None = None) -> None:
-        """drop_paths: one rate for each block, where the stack is a part of a longer one."""
+        """drop_paths: one rate for each block, if the stack is a part of a longer one."""
         super().__init__()
         self.config = config
         rates = drop_paths if drop_paths is not None else drop_path_rates(config.drop_path, config.layers)
@@ -196,7 +203,7 @@ class Stack(nn.Module):
         )
         self._share_between_layers()
         self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.ends_with_norm else None
-        self.recompute = False  # set by training: a block's inputs are kept, the rest is computed again when needed
+        self.recompute = False  # set by training: activations of blocks are computed again in the backward pass
 
     def _block(self, mixer: tuple[str, dict[str, Any]], cross: tuple[str, dict[str, Any]] | None, rate: float) -> Block:
         config = self.config
@@ -229,15 +236,15 @@ class Stack(nn.Module):
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> StackState:
-        """The state to begin streaming with."""
+        """Returns the state before the first token."""
         layers = [cast(Block, block).init_state(batch, device, dtype) for block in self.blocks]
         if device is None:
             device = next(self.parameters(), torch.empty(0)).device
         return StackState(fresh_lengths(batch, device), layers)
 
     def forward(self, x: Tensor, inputs: BlockInputs, state: StackState | None = None) -> StackOutput:
-        # Tokens of padded rows are moved to the front here, once: all that blocks do besides mixing, they do to each
-        # position on its own. On a grid neighbours count, so everything stays in its cell.
+        # Tokens of padded rows move to the front once, for all blocks: except for mixers, blocks treat every position
+        # on its own. On a grid the neighbours of a cell matter, so every token stays in its cell.
         rows = Padding.of(inputs.padding) if inputs.padding is not None and inputs.grid is None else None
         if rows is not None:
             x, inputs = rows.to_front(x), inputs._replace(padding=rows.of_front())
@@ -267,5 +274,5 @@ class Stack(nn.Module):
 
 
 def drop_path_rates(rate: float, count: int) -> list[float]:
-    """Drop-path rates from 0 for the first block to `rate` for the last."""
+    """Returns drop-path rates that rise linearly from 0 for the first block to `rate` for the last."""
     return [rate * number / max(1, count - 1) for number in range(count)]
