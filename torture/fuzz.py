@@ -23,7 +23,7 @@ BAD = ("failure", "error")
 def fuzzing(folder: Path, factor: int) -> Iterator[Result]:
     """factor: how many times the examples of the normal suite."""
     environment = os.environ | {"SUBQUAD_FUZZ": str(factor), "OMP_NUM_THREADS": "1"}
-    for tests in sorted((ROOT / "tests").glob("test_fuzz_*.py")):
+    for tests in sorted((ROOT / "tests").rglob("test_fuzz_*.py"), key=lambda file: file.name):
         report = folder / f"{tests.stem}.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests), f"--junitxml={report}"]
         labels: dict[str, object] = {"tests": tests.stem, "times the examples": factor}

@@ -27,7 +27,7 @@ from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.metrics import read_metrics
 from subquad.train.recipe import Recipe
 from tests.signals import interruptible
-from tests.test_train import SCHEDULE, STACK, assert_equal, trainer
+from tests.train.test_trainer import SCHEDULE, STACK, assert_equal, trainer
 
 MODEL = {
     "kind": "vision",

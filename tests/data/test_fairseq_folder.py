@@ -20,7 +20,7 @@ from subquad.data.text import arrays as token_arrays
 from subquad.data.text.prepare import TextDataConfig, prepare_text
 from subquad.data.text.store import PreparedText
 from subquad.train.run import load_run
-from tests.fairseq_files import EOS, FORMS, LETTERS, numbered, write_dictionary, write_mmap, write_torchnet
+from tests.data.fairseq_files import EOS, FORMS, LETTERS, numbered, write_dictionary, write_mmap, write_torchnet
 
 GERMAN = ["ein hund bellt", "zwei katzen schlafen lange", "der hund schläft", "ein vogel"] * 5
 ENGLISH = ["a dog barks", "two cats sleep long", "the dog sleeps", "a bird sings"] * 5

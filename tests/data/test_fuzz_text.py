@@ -18,7 +18,7 @@ from subquad.cli.main import run as command
 from subquad.data.fairseq.index import open_indexed
 from subquad.data.text import sources
 from subquad.data.text.sources import TextSource, read_lines
-from tests.fairseq_files import FORMS, write_dictionary
+from tests.data.fairseq_files import FORMS, write_dictionary
 from tests.fuzzing import WORDS, called, fuzzed, kept_promise
 
 LINES = ["the cat sat", "a dog barks", "two cats"] * 4

@@ -24,8 +24,8 @@ from subquad.interop.export.usage import usage
 from subquad.models import LanguageModel, Model, Seq2Seq, build_model
 from subquad.testing import Case, enlarge, every_case, streams
 from subquad.train.run import load_run
-from tests.model_cases import OPTIONS, able
-from tests.test_evaluation import STACK, language, trained, translation
+from tests.cli.test_evaluate_commands import STACK, language, trained, translation
+from tests.models.cases import OPTIONS, able
 
 pytest.importorskip("onnxscript", reason="ONNX files need the export extra")
 pytest.importorskip("onnxruntime", reason="ONNX files are checked in onnxruntime")

@@ -30,8 +30,8 @@ from subquad.interop.huggingface.saving import wrap
 from subquad.models import Model, build_model
 from subquad.tasks.language_model import block_losses
 from subquad.tasks.translation import pair_losses
-from tests.model_cases import OPTIONS, able
-from tests.test_decode import STACK, language_model, translator_model
+from tests.decode.test_decoding import STACK, language_model, translator_model
+from tests.models.cases import OPTIONS, able
 
 PAD, EOS = 1, 2
 VOCAB = 23

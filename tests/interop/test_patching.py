@@ -16,7 +16,7 @@ from subquad.interop.patching.host import SwappedAttention
 from subquad.mixers import available, mixer_class
 from subquad.packages import require_torchvision
 from subquad.testing import close
-from tests.model_cases import able
+from tests.models.cases import able
 
 transformers = pytest.importorskip("transformers")
 require_torchvision()  # timm imports it, also where it was built for another torch

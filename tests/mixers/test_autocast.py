@@ -7,8 +7,8 @@ import torch
 
 from subquad.mixers.state import append_at
 from subquad.testing import first_case, tokens
-from tests.model_cases import able
-from tests.test_models import language_model, words
+from tests.models.cases import able
+from tests.models.test_models import language_model, words
 
 HALF = [torch.bfloat16, torch.float16]
 TOLERANCE = {torch.bfloat16: 0.05, torch.float16: 0.01}

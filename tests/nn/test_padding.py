@@ -12,7 +12,7 @@ from subquad.mixers.layout import Padding
 from subquad.nn.block import BlockInputs
 from subquad.nn.stack import Stack, StackConfig
 from subquad.testing import close, enlarge, tokens
-from tests.model_cases import OPTIONS, able
+from tests.models.cases import OPTIONS, able
 
 DIM = 16
 LENGTHS = torch.tensor([9, 4, 0, 11])

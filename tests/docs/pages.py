@@ -36,7 +36,7 @@ from subquad.cli.main import run
 from subquad.models.presets import merge_options
 from subquad.train.recipe import Recipe, read_recipe
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TORCH_HOME = "torch-home"
 """The folder of that variable's name while a page is followed."""
 FENCE = re.compile(r'^(<!-- nightly -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
@@ -130,7 +130,7 @@ class Session:
 
     def prepare(self, text: str) -> None:
         """The files that pages speak of: recipes, scripts, a reader's data, runs of other pages, other programs'."""
-        from tests.doc_files import write_files  # it reads golden fixtures, which a copy of the tests may lack
+        from tests.docs.files import write_files  # it reads golden fixtures, which a copy of the tests may lack
 
         for name in ("recipes", "examples", "benchmarks", "tools"):
             (self.folder / name).symlink_to(ROOT / name)

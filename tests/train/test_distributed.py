@@ -18,7 +18,7 @@ from subquad.train.distributed import DistributedLoss, Workers, split_batches
 from subquad.train.metrics import read_metrics
 from subquad.train.recipe import read_recipe
 from subquad.train.run import build_task
-from tests.test_train import recipe, trainer
+from tests.train.test_trainer import recipe, trainer
 
 STACK = {"layers": 2, "heads": 2, "ffn_dim": 16, "dropout": 0.0, "norm": "pre"}
 # Attention does not depend on the bias of its keys: Adam would follow the sign of rounding errors there.
@@ -44,7 +44,7 @@ RECIPE: dict[str, Any] = {
     "train": {"updates": 12, "validate_every": 4, "budget": {"max_tokens": 220}, "accumulate": 2, "smoothing": 0.1},
 }
 MODES = {"replicated": "train.sharded=false", "sharded": "train.sharded=true"}
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def torchrun(*words: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
@@ -134,7 +134,7 @@ def test_four_processes_are_one(mode: str, given: Path, tmp_path: Path) -> None:
 
 def test_what_processes_hold_and_find_out() -> None:
     """Equal weights to the bit with draws of their own, norms of shards, numbers that are not finite."""
-    done = torchrun("-m", "tests.in_processes")
+    done = torchrun("-m", "tests.train.in_processes")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("all is well") == 2
 

@@ -13,7 +13,7 @@ from subquad.mixers.attention import rotated
 from subquad.models import LanguageModel, Model, Seq2Seq, build_from_config, build_model, load_model, save_model
 from subquad.models.costs import estimate_costs
 from subquad.models.storage import CONFIG, WEIGHTS, load_weights
-from tests.model_cases import OPTIONS, able, inputs, run, tiny
+from tests.models.cases import OPTIONS, able, inputs, run, tiny
 
 STACK = {"layers": 2, "heads": 2, "ffn_dim": 24}
 KINDS = ["transformer_lm", "transformer_lm_wiki103", "translation_small", "text_small", "vision_small", "pvt_v2_b3"]

@@ -14,7 +14,7 @@ from subquad.mixers import Capabilities, Mixer, MixerConfig, build, registry
 from subquad.models import build_model
 from subquad.train.recipe import read_recipe
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class RunningSum(Mixer):

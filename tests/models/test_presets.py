@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subquad.models import PRESETS, Model, build_model, preset
-from tests.model_cases import Place, able, places, run, tiny
+from tests.models.cases import Place, able, places, run, tiny
 
 MILLION = 1e6
 

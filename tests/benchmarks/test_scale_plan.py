@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.scale_plan import ASSUMED, BEGIN, RECIPES, plan_of, tables
 
-PAGE = (Path(__file__).parent.parent / "docs" / "scale.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
 NAME = "wikitext103_primal"
 
 

@@ -18,11 +18,11 @@ import torch
 from PIL import Image
 
 from subquad.packages import require_torchvision
-from tests.doc_pages import ROOT, TORCH_HOME
+from tests.docs.pages import ROOT, TORCH_HOME
 from tests.interop.test_fairseq_hub import CHECKPOINTS, SOURCES, codes_for, place
 from tests.interop.test_import_others import LIBRARY, LINFORMER, library_images, library_options, sample, write_crybot
 from tests.interop.test_import_others import write_dictionary as write_words
-from tests.test_masked import write_checkpoint
+from tests.tasks.test_masked_language_model import write_checkpoint
 
 LINES = ["w1 w5 w2", "w3 w4", "w7 w2 w9 w4"]
 """Text of words that the checkpoints' dictionaries have."""

@@ -26,7 +26,7 @@ from subquad.mixers import available, mixer_class
 from subquad.models import Model, build_model
 from subquad.nn.stack import StackState
 from subquad.testing import close, enlarge
-from tests.model_cases import OPTIONS, inputs, tiny
+from tests.models.cases import OPTIONS, inputs, tiny
 
 INT8_ERROR = 1 / 127
 """Rounding moves a weight by at most half of 1 / 127 of its output's largest weight; inputs hardly at all."""

@@ -14,7 +14,7 @@ from subquad.cli.main import run as command
 from subquad.files import CHECKSUM, to_checksummed_json
 from subquad.train.checkpoint import CHECKSUMS, STATE, checkpoints, checksum
 from tests.fuzzing import called, edited, fuzzed
-from tests.test_train import RECIPES, SCHEDULE
+from tests.train.test_trainer import RECIPES, SCHEDULE
 
 
 def forge(path: Path, data: st.DataObject) -> None:

@@ -16,7 +16,7 @@ from subquad.files import MOST_VALUES, parse_yaml
 from subquad.train.recipe import Recipe, read_recipe
 from tests.fuzzing import WORDS, called, edited, fuzzed, junk, kept_promise
 
-FOLDER = Path(__file__).parent.parent / "recipes"
+FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(FOLDER.rglob("*.yaml"))}
 
 

@@ -21,7 +21,7 @@ from subquad.cli.main import run as command
 from subquad.train.metrics import read_metrics
 from subquad.train.run import load_run
 from subquad.train.trackers import TrackConfig, build_trackers, fetch, local_run
-from tests.test_train import RECIPES, SCHEDULE
+from tests.train.test_trainer import RECIPES, SCHEDULE
 
 pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
 

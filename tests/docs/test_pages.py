@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from subquad.mixers import available
-from tests.doc_pages import ROOT, Session, blocks, in_process, small_runs
+from tests.docs.pages import ROOT, Session, blocks, in_process, small_runs
 
 DOCS = ROOT / "docs"
 ELSEWHERE = {

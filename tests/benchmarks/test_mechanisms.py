@@ -12,7 +12,7 @@ import torch
 
 from subquad.mixers import available, mixer_class
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LINE = {"table": "t", "labels": {"mechanism": "a"}, "numbers": {}, "score": None, "target": None, "reason": None}
 
 

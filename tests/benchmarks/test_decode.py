@@ -7,7 +7,7 @@ from pathlib import Path
 
 from subquad.mixers import available, mixer_class
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.decode"]
 
 

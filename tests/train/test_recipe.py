@@ -13,7 +13,7 @@ from subquad.tasks.image_classification import ImageData
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.schedules import Schedule
 
-FOLDER = Path(__file__).parents[1] / "recipes"
+FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in sorted(FOLDER.rglob("*.yaml"))}
 LARGE = [name for name in RECIPES if "/" not in name]
 MILLION = 1e6

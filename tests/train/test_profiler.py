@@ -9,7 +9,7 @@ import yaml
 
 from subquad.cli.main import run as command
 from subquad.train.profiler import MODEL, OTHER, Phases, profile_updates
-from tests.test_train import RECIPES, SCHEDULE
+from tests.train.test_trainer import RECIPES, SCHEDULE
 
 
 def test_phases_hold_the_time_that_was_spent_in_them() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from subquad.mixers import mixer_class
 from subquad.models import Model, build_from_config
 from subquad.nn.stack import Stack
-from tests.model_cases import able
+from tests.models.cases import able
 
 STACK: dict[str, Any] = {"layers": 3, "heads": 2, "ffn_dim": 32, "dropout": 0.2, "input_dropout": 0.1, "drop_path": 0.2}
 TEXT: dict[str, Any] = {"kind": "language-model", "vocab": 30, "dim": 16}

@@ -12,7 +12,7 @@ from subquad.train.distributed import Workers, full_tensor, gather_to_first, joi
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.optim import clip_gradients, optimizer_state
 from subquad.train.trainer import Trainer
-from tests.test_train import recipe, trainer
+from tests.train.test_trainer import recipe, trainer
 
 FIRST = "encoder.blocks.0.ffn.fc2.weight"
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from subquad.mixers import registry
-from tests.doc_pages import ROOT, blocks, titled
+from tests.docs.pages import ROOT, blocks, titled
 
 GUIDE = ROOT / "docs/guides/own-mechanism.md"
 MODULE = "gated-linear/gated_linear.py"

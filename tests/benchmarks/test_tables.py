@@ -11,7 +11,7 @@ import pytest
 
 from subquad.compare.measure.lengths import LengthPoint, Timing, shape_at
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STUDIES = ("linformer", "primal", "attention", "convolution")
 
 

@@ -17,7 +17,7 @@ from subquad.decode.sample import sample
 from subquad.decode.scoring import Ensemble, LanguageModelScorer, Seq2SeqScorer
 from subquad.decode.translate import Translator
 from subquad.models import LanguageModel, Seq2Seq, build_model
-from tests.model_cases import OPTIONS, able
+from tests.models.cases import OPTIONS, able
 
 SYMBOLS = SpecialTokens(pad=1, eos=2, unk=3)
 STREAMING = OPTIONS | {"eva": {"window": 4, "chunk_size": 2}}  # a number of chunks would depend on the length to come

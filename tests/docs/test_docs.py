@@ -10,11 +10,11 @@ import torch
 import subquad
 from subquad.mixers import available, build
 from subquad.models.describe import TABLE_HEADERS
-from tests.doc_pages import blocks
+from tests.docs.pages import blocks
 from tools.docs import BEGIN, END, generated, write_docs
 from tools.markdown import fill_between
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
