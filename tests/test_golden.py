@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests import (
-    golden_checkpoints,
-    golden_efficient_attention,
-    golden_fairseq,
-    golden_linformer,
-    golden_primal,
-    golden_tables,
+from tests.originals import (
+    checkpoints,
+    efficient_attention,
+    fairseq,
+    linformer,
+    primal,
+    tables,
 )
-from tests.golden_beams import check_beams
-from tests.golden_files import FOLDER, load
+from tests.originals.beams import check_beams
+from tests.originals.files import FOLDER, load
 
 CHECKS = {
-    "efficient-attention": golden_efficient_attention.check,
-    "fairseq": golden_fairseq.check,
-    "linformer": golden_linformer.check,
-    "primal": golden_primal.check,
+    "efficient-attention": efficient_attention.check,
+    "fairseq": fairseq.check,
+    "linformer": linformer.check,
+    "primal": primal.check,
 }
 
 DESCRIPTIONS = ("README.md", "README.txt", "INDEX.json")
@@ -38,13 +38,13 @@ def test_the_folder_holds_fixtures() -> None:
 def test_fixture(path: Path) -> None:
     relative = path.relative_to(FOLDER)
     if relative.as_posix().startswith("fairseq/ckpt/"):
-        golden_checkpoints.check(path)
+        checkpoints.check(path)
         return
     if relative.as_posix().startswith("fairseq/beam_"):
         check_beams(path)
         return
-    if relative.as_posix() in golden_tables.TABLES:
-        golden_tables.check(path, relative.as_posix())
+    if relative.as_posix() in tables.TABLES:
+        tables.check(path, relative.as_posix())
         return
     source = relative.parts[0]
     assert source in CHECKS, f"no check understands fixtures of {source!r}: {path}"

@@ -18,8 +18,8 @@ from subquad.data.batches import (
     too_long,
 )
 from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
-from tests.golden_batching import check_batching, check_collate
-from tests.golden_files import FOLDER
+from tests.originals.batching import check_batching, check_collate
+from tests.originals.files import FOLDER
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=120)
 BUDGETS = st.builds(

@@ -16,8 +16,8 @@ import subquad
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.fairseq import FairseqDictionary, SubwordCodes, post_process
 from subquad.data.tokenizers.simple import LabelTokenizer
-from tests.golden_files import FOLDER
-from tests.golden_text import check_dictionary, check_post_process
+from tests.originals.files import FOLDER
+from tests.originals.text import check_dictionary, check_post_process
 
 LINES = [
     "The cat sat on the mat.",

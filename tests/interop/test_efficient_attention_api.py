@@ -17,8 +17,8 @@ from subquad.interop.checkpoints.efficient_attention.api import (
     add_nested_argument,
     remove_argument,
 )
-from tests.golden_efficient_attention import follows_original, replay
-from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
+from tests.originals.efficient_attention import follows_original, replay
+from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
 
 # ---------------------------------------------------------------------- arguments
 

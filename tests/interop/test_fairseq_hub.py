@@ -22,8 +22,8 @@ from subquad.interop.checkpoints.fairseq.hub import (
     load_published,
     published_folder,
 )
-from tests.golden_files import FOLDER, load
 from tests.interop.test_import import write_checkpoint
+from tests.originals.files import FOLDER, load
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINTS = FOLDER / "fairseq" / "ckpt"

@@ -6,8 +6,8 @@ import pytest
 
 from subquad.interop.checkpoints.fairseq.settings import recipe_sections
 from subquad.train.schedules import Schedule, ScheduleConfig
-from tests.golden_training import schedule_of
 from tests.interop.test_import import GOLDEN
+from tests.originals.training import schedule_of
 
 
 @pytest.mark.parametrize("kind", ["inverse_sqrt", "cosine"])

@@ -23,9 +23,9 @@ from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.train.checkpoint import load_checkpoint
 from subquad.train.run import load_run
-from tests.golden_checkpoints import translations
-from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE, cuts_filters
-from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, assert_close, load, padding_of
+from tests.originals.checkpoints import translations
+from tests.originals.fairseq_models import LOG_PROBABILITY_TOLERANCE, cuts_filters
+from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, assert_close, load, padding_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fairseq"
 CHECKPOINTS = GOLDEN / "ckpt"

@@ -28,8 +28,8 @@ from subquad.packages import require_torchvision
 from subquad.tasks.image_classification import ImageData
 from subquad.train.recipe import Recipe
 from subquad.train.run import LoadedRun, load_run
-from tests.golden_fairseq_models import LOG_PROBABILITY_TOLERANCE
-from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load, padding_of
+from tests.originals.fairseq_models import LOG_PROBABILITY_TOLERANCE
+from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load, padding_of
 
 LIBRARY, PRIMAL, LINFORMER = (FOLDER / name for name in ("efficient-attention", "primal", "linformer"))
 

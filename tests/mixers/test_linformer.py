@@ -9,7 +9,7 @@ from subquad.mixers import build
 from subquad.mixers.linformer import Linformer, LinformerContext
 from subquad.nn.block import BlockInputs
 from subquad.nn.stack import MixerChoice, Stack, StackConfig
-from tests.golden_files import assert_close
+from tests.originals.files import assert_close
 
 T = 7
 

@@ -5,7 +5,7 @@ import torch
 
 from subquad.mixers import Layout
 from subquad.mixers.primal import Primal, sample_positions
-from tests.golden_files import assert_close
+from tests.originals.files import assert_close
 
 
 def lively(**options):

@@ -12,8 +12,8 @@ from subquad.data.images.mixup import soft_targets
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, WordHead, build_head
 from subquad.tasks.losses import class_loss, logit_loss, word_loss
-from tests.golden_files import FOLDER
-from tests.golden_training import check_label_smoothing
+from tests.originals.files import FOLDER
+from tests.originals.training import check_label_smoothing
 
 VOCAB, DIM, PAD = 11, 6, 1
 

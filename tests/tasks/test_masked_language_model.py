@@ -16,8 +16,8 @@ from subquad.models import MaskedLanguageModel
 from subquad.tasks.masked_language_model import MaskedLanguageModelData, MaskedLanguageModelTask
 from subquad.train.recipe import read_recipe
 from subquad.train.run import build_task, load_run
-from tests.golden_files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
-from tests.golden_hosts import roberta_arguments
+from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
+from tests.originals.hosts import roberta_arguments
 
 SYMBOL = 99
 PLAIN = np.arange(10, 60)

@@ -37,8 +37,8 @@ from subquad.train.metrics import MetricsLog, read_metrics
 from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
 from subquad.train.progress import TrainingProgress
 from subquad.train.rng import rng_state, set_rng_state
-from tests.golden_files import FOLDER
-from tests.golden_training import check_average
+from tests.originals.files import FOLDER
+from tests.originals.training import check_average
 
 
 def some_checkpoint(update: int, **state: object) -> Checkpoint:

@@ -20,8 +20,8 @@ from subquad.train.optim import (
     scale_gradients,
     set_rate,
 )
-from tests.golden_files import FOLDER
-from tests.golden_training import check_adam
+from tests.originals.files import FOLDER
+from tests.originals.training import check_adam
 
 NAMES = ("adam", "adamw", "nag", "radam", "sgd")
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from subquad.train.schedules import Schedule, ScheduleConfig
-from tests.golden_files import FOLDER
-from tests.golden_training import check_schedules
+from tests.originals.files import FOLDER
+from tests.originals.training import check_schedules
 
 
 def schedule(**options: Any) -> Schedule:

@@ -1,4 +1,4 @@
-"""Fixtures of fairseq: its convolution modules here, whole models in golden_fairseq_models."""
+"""Fixtures of fairseq: its convolution modules here, whole models in fairseq_models."""
 
 import json
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from torch import Tensor
 from subquad.interop.checkpoints.fairseq import convolutions as fairseq
 from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.mixers import Layout, Mixer
-from tests.golden_fairseq_models import check_language_model, check_translation
-from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
-from tests.golden_traces import check_trace
+from tests.originals.fairseq_models import check_language_model, check_translation
+from tests.originals.files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
+from tests.originals.traces import check_trace
 
 
 def check(fixture: Fixture) -> None:

@@ -12,7 +12,7 @@ from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import Seq2SeqScorer
 from subquad.interop.checkpoints.fairseq.models import convert_model
 from subquad.models import Seq2Seq
-from tests.golden_files import OUTPUT_TOLERANCE, assert_close, load, padding_of
+from tests.originals.files import OUTPUT_TOLERANCE, assert_close, load, padding_of
 
 SCORE_TOLERANCE = 1e-4
 NAMES = {

@@ -34,7 +34,7 @@ from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.feedforward import ACTIVATIONS
 from subquad.nn.positions import LearnedPositions, position_ids
 from subquad.nn.stack import MixerChoice, Stack, StackConfig, StackOutput
-from tests.golden_files import OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
+from tests.originals.files import OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients
 
 Config = Mapping[str, Any]
 State = Mapping[str, Tensor]

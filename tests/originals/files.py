@@ -16,7 +16,7 @@ from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.mixers import Mixer
 from subquad.models import LanguageModel
 
-FOLDER = Path(os.environ.get("SUBQUAD_GOLDEN") or Path(__file__).parent / "golden")
+FOLDER = Path(os.environ.get("SUBQUAD_GOLDEN") or Path(__file__).parents[1] / "golden")
 OUTPUT_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 5e-5
 

@@ -15,8 +15,15 @@ from subquad.models import LanguageModel, Seq2Seq
 from subquad.nn.block import BlockInputs
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.stack import Stack, StackConfig
-from tests.golden_fairseq_models import check_language_model
-from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, Fixture, assert_close, assert_gradients, padding_of
+from tests.originals.fairseq_models import check_language_model
+from tests.originals.files import (
+    GRADIENT_TOLERANCE,
+    OUTPUT_TOLERANCE,
+    Fixture,
+    assert_close,
+    assert_gradients,
+    padding_of,
+)
 
 
 def check_library_vision(fixture: Fixture) -> None:

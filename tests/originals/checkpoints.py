@@ -20,7 +20,7 @@ from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import Seq2Seq
 from subquad.train.checkpoint import average, load_weights_of
 from subquad.train.run import LoadedRun, load_run
-from tests.golden_beams import SCORE_TOLERANCE
+from tests.originals.beams import SCORE_TOLERANCE
 
 NAMED = re.compile(r"(main|legacy)_(?P<kind>[a-z]+)_glu")
 AVERAGED = re.compile(r".*_avg(\d+)")

@@ -9,7 +9,7 @@ from torch import Tensor
 from subquad.interop.checkpoints.fairseq.models import PAD, convert_model, current_name
 from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.models import LanguageModel, Seq2Seq
-from tests.golden_files import (
+from tests.originals.files import (
     OUTPUT_TOLERANCE,
     Fixture,
     assert_close,

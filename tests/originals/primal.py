@@ -8,7 +8,7 @@ from subquad.interop.checkpoints import primal
 from subquad.interop.checkpoints.weight_map import ConvertedModule
 from subquad.mixers import Layout, Mixer
 from subquad.mixers.primal import Primal, sample_positions
-from tests.golden_files import (
+from tests.originals.files import (
     GRADIENT_TOLERANCE,
     OUTPUT_TOLERANCE,
     Fixture,
@@ -16,8 +16,8 @@ from tests.golden_files import (
     assert_gradients,
     assert_padding_is_ignored,
 )
-from tests.golden_hosts import check_lra, check_time_series
-from tests.golden_models import check_primal_language_model, check_primal_vision
+from tests.originals.hosts import check_lra, check_time_series
+from tests.originals.models import check_primal_language_model, check_primal_vision
 
 
 def check(fixture: Fixture) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from subquad.interop.checkpoints.efficient_attention import mixers as efficient_attention
 from subquad.mixers import Mixer, noise
-from tests.golden_fairseq_models import check_language_model, check_translation
-from tests.golden_files import (
+from tests.originals.fairseq_models import check_language_model, check_translation
+from tests.originals.files import (
     GRADIENT_TOLERANCE,
     OUTPUT_TOLERANCE,
     Fixture,
@@ -19,7 +19,7 @@ from tests.golden_files import (
     assert_padding_is_ignored,
     is_right_padded,
 )
-from tests.golden_models import check_library_vision
+from tests.originals.models import check_library_vision
 
 
 def check(fixture: Fixture) -> None:

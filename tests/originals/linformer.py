@@ -5,7 +5,7 @@ import torch
 
 from subquad.interop.checkpoints.linformer import mixers as linformer
 from subquad.nn.positions import build_positions
-from tests.golden_files import (
+from tests.originals.files import (
     GRADIENT_TOLERANCE,
     OUTPUT_TOLERANCE,
     Fixture,
@@ -14,8 +14,8 @@ from tests.golden_files import (
     assert_padding_is_ignored,
     is_right_padded,
 )
-from tests.golden_hosts import check_roberta
-from tests.golden_models import check_crybot
+from tests.originals.hosts import check_roberta
+from tests.originals.models import check_crybot
 
 
 def check(fixture: Fixture) -> None:

@@ -12,7 +12,7 @@ from subquad.train.distributed import DistributedLoss, TensorBatch
 from subquad.train.optim import OptimConfig
 from subquad.train.schedules import Schedule, ScheduleConfig
 from subquad.train.trainer import Updater
-from tests.golden_files import Fixture, assert_close, padding_of
+from tests.originals.files import Fixture, assert_close, padding_of
 
 RATE = ScheduleConfig(kind="inverse-sqrt", lr=5e-3, warmup_updates=3, warmup_init=1e-4)
 SMOOTHING = 0.1

@@ -12,8 +12,8 @@ from subquad.models import Model, build_model, preset
 from subquad.models.costs import estimate_costs
 from subquad.models.presets import PRESETS
 from subquad.nn.positions import build_positions, position_ids
-from tests import golden_arguments, golden_batching, golden_text, golden_training
-from tests.golden_files import OUTPUT_TOLERANCE, assert_close
+from tests.originals import arguments, batching, text, training
+from tests.originals.files import OUTPUT_TOLERANCE, assert_close
 
 # The settings of the papers; on pyramids LARA's landmarks are mapped over all channels.
 MIXERS: dict[str, dict[str, Any]] = {
@@ -108,18 +108,18 @@ def check_bleu(content: dict[str, Any]) -> None:
 
 
 TABLES: dict[str, Callable[[Any], None]] = {
-    "efficient-attention/argument_table.json": golden_arguments.check_arguments,
+    "efficient-attention/argument_table.json": arguments.check_arguments,
     "efficient-attention/param_counts.json": check_parameter_counts,
     "efficient-attention/gmacs_measured.json": check_multiplications,
-    "fairseq/adam.json": golden_training.check_adam,
-    "fairseq/average_checkpoints.json": golden_training.check_average,
-    "fairseq/batching.json": golden_batching.check_batching,
+    "fairseq/adam.json": training.check_adam,
+    "fairseq/average_checkpoints.json": training.check_average,
+    "fairseq/batching.json": batching.check_batching,
     "fairseq/bleu.json": check_bleu,
-    "fairseq/collate.json": golden_batching.check_collate,
-    "fairseq/criterion_label_smoothed.json": golden_training.check_label_smoothing,
-    "fairseq/dictionary.json": golden_text.check_dictionary,
-    "fairseq/lr_schedules.json": golden_training.check_schedules,
-    "fairseq/post_process.json": golden_text.check_post_process,
+    "fairseq/collate.json": batching.check_collate,
+    "fairseq/criterion_label_smoothed.json": training.check_label_smoothing,
+    "fairseq/dictionary.json": text.check_dictionary,
+    "fairseq/lr_schedules.json": training.check_schedules,
+    "fairseq/post_process.json": text.check_post_process,
     "fairseq/sinusoidal.json": check_sinusoids,
 }
 

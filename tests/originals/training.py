@@ -14,7 +14,7 @@ from subquad.tasks.losses import LossOutput, logit_loss, word_loss
 from subquad.train.checkpoint import Checkpoint, TrainState, average, newest, save_checkpoint
 from subquad.train.optim import OptimConfig, build_optimizer, clip_gradients, set_rate
 from subquad.train.schedules import Schedule, ScheduleConfig
-from tests.golden_files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, assert_close
+from tests.originals.files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, assert_close
 
 SCHEDULE_KINDS = {"inverse_sqrt": "inverse-sqrt", "cosine": "cosine"}
 

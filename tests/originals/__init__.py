@@ -1,0 +1,1 @@
+"""How each kind of golden fixture, whose numbers the original programs computed, is held against ours."""
