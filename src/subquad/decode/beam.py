@@ -52,10 +52,10 @@ class SearchRequest:
 
 
 def beam_search(
-    scorer: Scorer, request: SearchRequest, options: DecodeOptions, symbols: SpecialTokens
+    scorer: Scorer, request: SearchRequest, options: DecodeOptions, special: SpecialTokens
 ) -> list[list[Hypothesis]]:
     """Returns the `nbest` best hypotheses of each sentence, best first. The scorer has one row for each sentence."""
-    search = _Search(scorer, request, options, symbols)
+    search = _Search(scorer, request, options, special)
     step = 0
     while len(search.sentences):
         search.step(step)
@@ -67,8 +67,8 @@ def beam_search(
 class _Search:
     """The B sentences that are not finished, each with W hypotheses: one at first, then `beam`."""
 
-    def __init__(self, scorer: Scorer, request: SearchRequest, options: DecodeOptions, symbols: SpecialTokens) -> None:
-        self.scorer, self.options, self.symbols = scorer, options, symbols
+    def __init__(self, scorer: Scorer, request: SearchRequest, options: DecodeOptions, special: SpecialTokens) -> None:
+        self.scorer, self.options, self.special = scorer, options, special
         count, device = len(request.first), request.first.device
         self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
         self.sentences = torch.arange(count, device=device)  # (B,) indices into the request
@@ -85,7 +85,7 @@ class _Search:
             raise ValueError("the model's logits are not finite; its weights may be damaged")
         self._constrain(scores.values, step)
         totals, rows, tokens = self._candidates(scores)
-        ends = (tokens == self.symbols.eos) & (totals > LOG_ZERO)
+        ends = (tokens == self.special.eos) & (totals > LOG_ZERO)
         self._collect_finished(ends[:, : self.options.beam], totals, rows, step)
         self._continue_search(ends, totals, rows, tokens, first=step == 0)
 
@@ -94,10 +94,10 @@ class _Search:
 
     def _constrain(self, values: Tensor, step: int) -> None:
         """Sets the scores of tokens that may not follow to -inf, in place. values: (B * W, V)."""
-        eos, width = self.symbols.eos, self._width()
-        values[:, self.symbols.pad] = LOG_ZERO
+        eos, width = self.special.eos, self._width()
+        values[:, self.special.pad] = LOG_ZERO
         if self.options.unk_penalty:
-            values[:, self.symbols.unk] -= self.options.unk_penalty
+            values[:, self.special.unk] -= self.options.unk_penalty
         at_limit = self.limits <= step  # (B,)
         if step < self.options.min_len:
             values[(~at_limit).repeat_interleave(width), eos] = LOG_ZERO
@@ -105,7 +105,7 @@ class _Search:
             _force_token(values, at_limit.repeat_interleave(width), torch.full_like(self.last, eos))
         if self.prefixes is not None and step < self.prefixes.shape[1]:
             wanted = self.prefixes[:, step].repeat_interleave(width)
-            _force_token(values, (wanted != self.symbols.pad) & ~at_limit.repeat_interleave(width), wanted)
+            _force_token(values, (wanted != self.special.pad) & ~at_limit.repeat_interleave(width), wanted)
         if self.options.no_repeat_ngram:
             self._forbid_repeats(values)
 
@@ -140,7 +140,7 @@ class _Search:
                 total = float(totals[sentence, place])
                 sums = [*self.totals[row].tolist(), total]
                 each = [after - before for before, after in itertools.pairwise(sums)]
-                found.append(Hypothesis([*self.tokens[row].tolist(), self.symbols.eos], total / length, each))
+                found.append(Hypothesis([*self.tokens[row].tolist(), self.special.eos], total / length, each))
         at_limit = (self.limits <= step).tolist()
         numbers = self.sentences.tolist()
         unfinished = [

@@ -32,12 +32,12 @@ class ImageClassifier:
     def classify_file(self, name: str) -> list[tuple[str, ClassProbabilities]]:
         """Returns name and classes of each image of a file. Raises ValueError if an image cannot be read."""
         images = list(self._read_images(name))
-        found: list[ClassProbabilities] = []
+        results: list[ClassProbabilities] = []
         for start in range(0, len(images), BATCH_SIZE):
-            found += self._classify(
+            results += self._classify(
                 torch.stack([image_tensor(self.transform, *image) for image in images[start : start + BATCH_SIZE]])
             )
-        return [(title, classes) for (title, _), classes in zip(images, found, strict=True)]
+        return [(title, classes) for (title, _), classes in zip(images, results, strict=True)]
 
     @torch.inference_mode()
     def _classify(self, images: torch.Tensor) -> list[ClassProbabilities]:

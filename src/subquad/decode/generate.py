@@ -36,7 +36,7 @@ class Generator:
         for model in models:
             if model.config.vocab != tokenizer.size:
                 raise ValueError(f"the tokenizer has {tokenizer.size} tokens, but the model has {model.config.vocab}")
-        self.options, self.tokenizer, self.symbols = options or DecodeOptions(), tokenizer, special_tokens(tokenizer)
+        self.options, self.tokenizer, self.special = options or DecodeOptions(), tokenizer, special_tokens(tokenizer)
         self.models = [prepare_for_inference(model, self.options.weights) for model in models]
         if self.options.compile:
             for model in self.models:
@@ -50,7 +50,7 @@ class Generator:
     @torch.inference_mode()
     def sample_after(self, texts: Sequence[list[int]], tokens: int, options: SampleOptions) -> list[Continuation]:
         """Samples as `sample` does, after texts of at least one token each."""
-        found = sample(self._scorer(texts), texts, tokens, options, self.symbols)
+        found = sample(self._scorer(texts), texts, tokens, options, self.special)
         return [self._to_continuation(text, one) for text, one in zip(texts, found, strict=True)]
 
     @torch.inference_mode()
@@ -59,7 +59,7 @@ class Generator:
         texts = self._encode(prompts, tokens + 1)
         first = torch.tensor([text[-1] for text in texts])
         request = SearchRequest(first, torch.full((len(texts),), tokens))
-        found = beam_search(self._scorer(texts), request, self.options, self.symbols)
+        found = beam_search(self._scorer(texts), request, self.options, self.special)
         return [
             [self._to_continuation(text, one) for one in several] for text, several in zip(texts, found, strict=True)
         ]
@@ -76,7 +76,7 @@ class Generator:
         return texts
 
     def _scorer(self, texts: Sequence[Sequence[int]]) -> Scorer:
-        read, padding = pad_rows([text[:-1] for text in texts], self.symbols.pad)
+        read, padding = pad_rows([text[:-1] for text in texts], self.special.pad)
         given = padding if bool(padding.any()) else None
         return combine_scorers([LanguageModelScorer.after(model, read, given) for model in self.models])
 

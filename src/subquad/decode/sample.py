@@ -12,7 +12,7 @@ from subquad.kernels.vocabulary import largest
 
 
 def sample(
-    scorer: Scorer, prompts: Sequence[Sequence[int]], limit: int, options: SampleOptions, symbols: SpecialTokens
+    scorer: Scorer, prompts: Sequence[Sequence[int]], limit: int, options: SampleOptions, special: SpecialTokens
 ) -> list[Hypothesis]:
     """Samples at most `limit` tokens after each prompt, of which the scorer has read all tokens but the last.
 
@@ -28,7 +28,7 @@ def sample(
             break
         scores = scorer.step(torch.tensor([texts[row][-1] for row in rows]))
         values = scores.values.clone()
-        values[:, symbols.pad] = LOG_ZERO
+        values[:, special.pad] = LOG_ZERO
         _penalise_repeats(values, [texts[row] for row in rows], options.repetition_penalty)
         tokens = _sample_tokens(values, options, [generators[row] for row in rows]).tolist()
         logs = scores.values[range(len(rows)), tokens] - scores.normaliser
@@ -36,7 +36,7 @@ def sample(
             texts[row].append(token)
             found[row][0].append(token)
             found[row][1].append(log)
-        stay = [place for place, token in enumerate(tokens) if token != symbols.eos]
+        stay = [place for place, token in enumerate(tokens) if token != special.eos]
         if len(stay) < len(rows):
             rows = [rows[place] for place in stay]
             if rows:

@@ -52,10 +52,10 @@ class Seq2SeqScorer:
         self.state: StackState = model.init_state(source.shape[0], source.device)
 
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
-        found = self.model.decode(tokens[:, None], self.context, context_padding=self.padding, state=self.state)
-        assert found.state is not None
-        self.state, self.context, self.padding = found.state, None, None  # the state has the context now
-        return TokenScores.of(found.logits[:, 0], temperature)
+        output = self.model.decode(tokens[:, None], self.context, context_padding=self.padding, state=self.state)
+        assert output.state is not None
+        self.state, self.context, self.padding = output.state, None, None  # the state has the context now
+        return TokenScores.of(output.logits[:, 0], temperature)
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
         self.state = self.state.reorder(index, contexts)
@@ -79,10 +79,10 @@ class LanguageModelScorer:
         return cls(model, state)
 
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
-        found = self.model(tokens[:, None], state=self.state)
-        assert found.state is not None
-        self.state = found.state
-        return TokenScores.of(found.logits[:, 0], temperature)
+        output = self.model(tokens[:, None], state=self.state)
+        assert output.state is not None
+        self.state = output.state
+        return TokenScores.of(output.logits[:, 0], temperature)
 
     def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
         self.state = self.state.reorder(index, contexts)

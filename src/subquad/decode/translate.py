@@ -78,7 +78,7 @@ class Translator:
         if self.options.compile:
             for model in self.models:
                 compile_blocks(model)
-        self.source, self.target, self.symbols = source, target, special_tokens(target)
+        self.source, self.target, self.special = source, target, special_tokens(target)
         self.device = next(models[0].parameters()).device
         limits = [max_source_length(model) for model in models]
         self.max_source_tokens = min([self.options.batch_tokens, *(limit for limit in limits if limit is not None)])
@@ -143,10 +143,10 @@ class Translator:
         limits = [int(self.options.max_len_a * len(tokens) + self.options.max_len_b) for tokens in sources]
         if self.max_target_tokens is not None:
             limits = [min(limit, self.max_target_tokens - 1) for limit in limits]
-        prefixes = pad_rows(starts, self.symbols.pad)[0].to(self.device) if any(starts) else None
-        first = torch.full((len(sources),), self.symbols.eos, device=self.device)
+        prefixes = pad_rows(starts, self.special.pad)[0].to(self.device) if any(starts) else None
+        first = torch.full((len(sources),), self.special.eos, device=self.device)
         request = SearchRequest(first, torch.tensor(limits), prefixes)
-        found = beam_search(scorer, request, self.options, self.symbols)
+        found = beam_search(scorer, request, self.options, self.special)
         return [
             Translation([self._candidate(tokens, one) for one in hypotheses])
             for tokens, hypotheses in zip(sources, found, strict=True)

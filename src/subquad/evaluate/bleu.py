@@ -70,12 +70,12 @@ def token_bleu(
     hypotheses: Sequence[Iterable[int]], references: Sequence[Iterable[int]], *, pad: int, eos: int, unk: int
 ) -> Measure:
     """Returns `word_bleu` of token ids without padding and eos. unk in a reference never matches."""
-    said = [" ".join(map(str, _strip_special(tokens, pad, eos))) for tokens in hypotheses]
-    asked = [
+    hypothesis_words = [" ".join(map(str, _strip_special(tokens, pad, eos))) for tokens in hypotheses]
+    reference_words = [
         " ".join(NEVER_MATCHES if token == unk else str(token) for token in _strip_special(tokens, pad, eos))
         for tokens in references
     ]
-    return word_bleu(said, asked)
+    return word_bleu(hypothesis_words, reference_words)
 
 
 def _strip_special(tokens: Iterable[int], pad: int, eos: int) -> list[int]:

@@ -82,7 +82,7 @@ def architecture(module: Any) -> str:
         return f"{size}, {config.norm}-norm, {mixer}{cross}"
     if isinstance(module, TokenEmbedding):
         shared = " (shared table)" if module.shared else ""
-        return f"{module.vocab:,} symbols x {module.dim}, {module.config.positions} positions{shared}"
+        return f"{module.vocab:,} tokens x {module.dim}, {module.config.positions} positions{shared}"
     return ""
 
 
