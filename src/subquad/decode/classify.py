@@ -41,7 +41,7 @@ class ImageClassifier:
 
     @torch.inference_mode()
     def _classify(self, images: torch.Tensor) -> list[ClassProbabilities]:
-        """images: (B, C, H, W), transformed."""
+        """Classifies transformed images (B, C, H, W)."""
         probabilities = self.model(images.to(self.device)).logits.float().softmax(-1)
         values, numbers = probabilities.topk(min(TOP_K, len(self.classes)), -1)
         return [

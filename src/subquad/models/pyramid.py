@@ -90,7 +90,7 @@ class Pyramid(Model):
 
     @classmethod
     def possible_length(cls, length: int) -> int:
-        """Images are square: so are the numbers of the cells of the finest grid."""
+        """Images are square, so the finest grid has a square number of cells."""
         return max(1, math.isqrt(length)) ** 2
 
     @property

@@ -63,7 +63,7 @@ class LearnedPositions(nn.Module):
 
 
 def build_positions(kind: str, dim: int, max_length: int) -> nn.Module | None:
-    """Returns None if nothing is added to the embedding."""
+    """Builds the positions of a kind, or returns None if nothing is added to the embedding."""
     if kind == "sinusoidal":
         return Sinusoids(dim, FAIRSEQ_OFFSET, dim // 2 - 1)
     if kind == "sin-cos":
