@@ -37,7 +37,7 @@ from subquad.kernels.vocabulary import largest
 from subquad.mixers import available, mixer_class
 from subquad.models import LanguageModel, Seq2Seq, build_model
 from subquad.nn.stack import StackState
-from subquad.train.run import load_run
+from subquad.train.run import load_trained
 
 SYMBOLS = SpecialTokens(pad=1, eos=2, unk=3)
 ORIGINAL = 1700
@@ -225,7 +225,7 @@ def lines_of(path: Path) -> list[str]:
 
 def trained(run: Path, source: Path, references: Path, effort: Effort) -> Iterator[Result]:
     """Translation of a test set, and what rounding the weights does to the probability of its references."""
-    loaded = load_run(run)
+    loaded = load_trained(run)
     model = cast(Seq2Seq, loaded.model)
     tokenizers = loaded.tokenizer("source"), loaded.tokenizer("target")
     texts, wanted = lines_of(source), lines_of(references)

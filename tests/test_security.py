@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 import subquad
 from subquad.compare.report.html import page
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from tests.compare.cases import synthetic
 from tests.compare.report.test_html import HOSTILE, Elements
 

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from subquad.train.checkpoint import checkpoints, load_checkpoint
-from subquad.train.metrics import read_metrics
+from subquad.train.metrics_log import read_metrics
 from torture.processes import Child, Ended, Failpoint, done
 
 STACK = {"layers": 1, "heads": 2, "ffn_dim": 16, "dropout": 0.2, "norm": "pre"}

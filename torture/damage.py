@@ -20,7 +20,7 @@ from subquad.data.text.prepare import TextDataConfig, prepare_text
 from subquad.data.text.store import PreparedText, open_prepared
 from subquad.train.checkpoint import CHECKSUMS, checkpoints, latest, load_checkpoint
 from subquad.train.recipe import read_recipe
-from subquad.train.run import build_task, load_run
+from subquad.train.run import build_task, load_trained
 from torture.cases import Case, unequal
 from torture.kills import outcome
 from torture.processes import apart
@@ -170,7 +170,7 @@ def check_run(expected: dict[str, Any], copy: Path, draw: random.Random) -> str:
 
 
 def run_content(run: Path) -> dict[str, Any]:
-    loaded = load_run(run, "last")
+    loaded = load_trained(run, "last")
     prints = {side: loaded.tokenizer(side).fingerprint() for side in ("source", "target")}
     return {"weights": dict(loaded.model.state_dict()), "update": loaded.update, "inputs": loaded.inputs, **prints}
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.measured import MEGABYTE, Result
-from subquad.compare.report.schema import read_result
+from subquad.compare.report.result import read_result
 from subquad.data.builtin import load
 from subquad.decode.translate import WINDOW
 from subquad.train.checkpoint import checkpoints

@@ -19,7 +19,7 @@ import yaml
 from benchmarks.measured import Result
 from subquad.data.text.store import TokenStore, TokenWriter
 from subquad.files import write_metadata
-from subquad.train.metrics import read_metrics
+from subquad.train.metrics_log import read_metrics
 
 ROOT = Path(__file__).parent.parent
 TITLES = {

@@ -34,8 +34,7 @@ from subquad.tasks.image_classification import image_classifier
 from subquad.train import checkpoint as stored
 from subquad.train.profiler import Profile
 from subquad.train.recipe import Recipe, read_recipe
-from subquad.train.run import RECIPE, LoadedRun, find_checkpoint, train_run
-from subquad.train.run import load_run as load_trained
+from subquad.train.run import RECIPE, LoadedRun, find_checkpoint, load_trained, train_run
 from subquad.train.trackers import local_run
 from subquad.train.workflows import average_checkpoints, evaluate_to_file, profile_run
 

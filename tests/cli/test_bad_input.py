@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from subquad.cli.main import run as command
-from subquad.train.metrics import read_metrics
+from subquad.train.metrics_log import read_metrics
 
 STACK = {"layers": 1, "heads": 2, "ffn_dim": 16}
 LINES = ["the cat sat on the mat", "a dog", "two dogs bark", "three cats sleep all day long"] * 3

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from subquad.cli.main import run as command
 from subquad.models import LanguageModel
 from subquad.train.checkpoint import load_checkpoint
-from subquad.train.run import evaluate_run, load_run
+from subquad.train.run import evaluate_run, load_trained
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 Image = pytest.importorskip("PIL.Image", reason="image files need the vision extra")
@@ -132,12 +132,12 @@ def test_decoding_can_be_changed_and_the_model_cannot(pairs: Path, tmp_path: Pat
     assert json.loads(out.read_text())["settings"]["decode"]["max_len_b"] == 1
     assert all(len(line.encode()) <= 1 for line in (tmp_path / "short.hyp.txt").read_text().splitlines())
     with pytest.raises(ValueError, match="only options of decode and data"):
-        load_run(pairs, changes=["model.dim=32"])
+        load_trained(pairs, changes=["model.dim=32"])
 
 
 def by_hand(run: Path, context: int) -> tuple[float, int]:
     """Summed -log p and the number of tokens, one token at a time, each with the context that its piece gives it."""
-    loaded = load_run(run)
+    loaded = load_trained(run)
     model, tokenizer = loaded.model, loaded.tokenizer("text")
     assert isinstance(model, LanguageModel)
     stream = [token for line in LINES for token in (*tokenizer.encode(line), tokenizer.eos)]
@@ -170,7 +170,7 @@ def test_accuracy_is_that_of_the_logits(digits: Path) -> None:
     from subquad.data.builtin import load
 
     assert command(["evaluate", str(digits)]) == 0
-    test, loaded = load("digits").test, load_run(digits)
+    test, loaded = load("digits").test, load_trained(digits)
     described = loaded.inputs["transform"]
     assert described["kind"] == "standardise"
     mean, std = (torch.tensor(described[name])[:, None, None] for name in ("mean", "std"))
@@ -204,20 +204,20 @@ def test_a_run_is_enough_by_itself(pairs: Path, tmp_path: Path) -> None:
     gone = {split: ["gone.0", "gone.1"] for split in ("train", "valid")}
     splits = yaml.safe_load((pairs / "recipe.yaml").read_text())["data"]["splits"] | gone
     copy = moved(pairs, tmp_path / "copy", {"splits": splits})
-    ours, other = (evaluate_run(load_run(run), "test").hypotheses for run in (pairs, copy))
+    ours, other = (evaluate_run(load_trained(run), "test").hypotheses for run in (pairs, copy))
     assert ours == other
 
 
 def test_prepared_data_alone_is_decoded_and_says_so(pairs: Path, tmp_path: Path) -> None:
     copy = moved(pairs, tmp_path / "copy", {"splits": {}, "folder": str(pairs / "data")})
-    found = evaluate_run(load_run(copy), "test")
+    found = evaluate_run(load_trained(copy), "test")
     assert found.data["text"].startswith("decoded from prepared tokens")
     assert found.samples == 5, "preparing skipped an empty line and a long one"
 
 
 def test_the_moving_average_is_used_where_there_is_one(tmp_path: Path) -> None:
     recipe = DIGITS | {"optim": {"name": "adam", "ema": 0.5}, "train": {**DIGITS["train"], "updates": 2}}
-    loaded = load_run(trained(tmp_path, recipe))
+    loaded = load_trained(trained(tmp_path, recipe))
     stored = load_checkpoint(loaded.checkpoint)
     assert stored.ema is not None
     name = "head.weight"
@@ -245,13 +245,13 @@ def test_mistakes_are_one_line(pairs: Path, words: list[str], message: str, caps
 
 def test_what_is_no_run_is_refused(pairs: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run"):
-        load_run(tmp_path)
+        load_trained(tmp_path)
     shutil.copy(pairs / "recipe.yaml", tmp_path)
     with pytest.raises(ValueError, match=r"holds no inputs\.json"):
-        load_run(tmp_path)
+        load_trained(tmp_path)
     shutil.copy(pairs / "inputs.json", tmp_path)
     with pytest.raises(ValueError, match="has no checkpoint yet"):
-        load_run(tmp_path)
+        load_trained(tmp_path)
 
 
 def test_lost_samples_make_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -385,10 +385,10 @@ def test_average_of_epochs_updates_and_names(pairs: Path, capsys: pytest.Capture
         ([stored[0].name, str(stored[2])], [stored[0], stored[2]]),
     ):
         assert command(["average", str(pairs), *words, "--name", "mine"]) == 0
-        loaded = load_run(pairs, "mine")
+        loaded = load_trained(pairs, "mine")
         torch.testing.assert_close(loaded.model.state_dict()["target.tokens.weight"], mean(paths))
         assert all(path.name in capsys.readouterr().out for path in paths[:1])
-    assert load_run(pairs, "last").checkpoint == stored[2], "an average is no checkpoint of training"
+    assert load_trained(pairs, "last").checkpoint == stored[2], "an average is no checkpoint of training"
     assert command(["evaluate", str(pairs), "--checkpoint", "mine"]) == 0
     assert result(pairs)["checkpoint"] == "mine"
     shutil.rmtree(pairs / "checkpoints" / "mine")
@@ -430,7 +430,7 @@ def test_classify_arrays(digits: Path, pairs: Path, tmp_path: Path, capsys: pyte
     said = [classes for *_, classes in lines]
     assert said[0] == said[1] == said[4]
     assert said[1:4] == said[4:7]
-    loaded = load_run(digits)
+    loaded = load_trained(digits)
     mean, std = (torch.tensor(loaded.inputs["transform"][name])[:, None, None] for name in ("mean", "std"))
     with torch.no_grad():
         best = loaded.model((torch.from_numpy(images) - mean) / std).logits.softmax(-1).max(-1)

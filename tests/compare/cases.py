@@ -7,7 +7,7 @@ from subquad.compare.measure.approximation import ApproximationPoint
 from subquad.compare.measure.decoding import DecodingPoint
 from subquad.compare.measure.lengths import LengthPoint, Part, Timing
 from subquad.compare.records import CurvePoint, EpochCost, PairedDifference, Score, Trial
-from subquad.compare.report.schema import Mechanism, Metric, Result
+from subquad.compare.report.result import Mechanism, Metric, Result
 
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 TOKENS = 16384

@@ -16,7 +16,7 @@ import pytest
 from subquad.cli.main import run as command
 from subquad.compare.measure.approximation import ApproximationPoint
 from subquad.compare.measure.lengths import LengthPoint
-from subquad.compare.report.schema import Result, read_result
+from subquad.compare.report.result import Result, read_result
 from tests.signals import interruptible
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")

@@ -24,7 +24,7 @@ from subquad.data.images.sets import FolderImages, UnreadableImage
 from subquad.data.images.transforms import AugmentOptions
 from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
-from subquad.train.metrics import read_metrics
+from subquad.train.metrics_log import read_metrics
 from subquad.train.recipe import Recipe
 from tests.signals import interruptible
 from tests.train.test_trainer import SCHEDULE, STACK, assert_equal, trainer

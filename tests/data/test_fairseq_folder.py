@@ -19,7 +19,7 @@ from subquad.data.fairseq.index import open_indexed
 from subquad.data.text import arrays as token_arrays
 from subquad.data.text.prepare import TextDataConfig, prepare_text
 from subquad.data.text.store import PreparedText
-from subquad.train.run import load_run
+from subquad.train.run import load_trained
 from tests.data.fairseq_files import EOS, FORMS, LETTERS, numbered, write_dictionary, write_mmap, write_torchnet
 
 GERMAN = ["ein hund bellt", "zwei katzen schlafen lange", "der hund schläft", "ein vogel"] * 5
@@ -172,7 +172,7 @@ def test_training_on_a_folder(task: str, form: str, tmp_path: Path, capsys: pyte
     assert re.search(r"data: folder +found", capsys.readouterr().out)
     assert command(["train", path, "--out", str(run)]) == 0
     assert "after 2 updates" in capsys.readouterr().out
-    target = load_run(run, "last").tokenizer("target" if task == "translation" else "text")
+    target = load_trained(run, "last").tokenizer("target" if task == "translation" else "text")
     assert target.id_to_token(4) == "a"
     assert command(["evaluate", str(run), "--split", "test", "decode.max_len_b=5"]) == 0
     found = json.loads((run / "evaluation-test.json").read_text())

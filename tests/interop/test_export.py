@@ -23,7 +23,7 @@ from subquad.interop.export.step import decoding_graphs
 from subquad.interop.export.usage import usage
 from subquad.models import LanguageModel, Model, Seq2Seq, build_model
 from subquad.testing import Case, enlarge, every_case, streams
-from subquad.train.run import load_run
+from subquad.train.run import load_trained
 from tests.cli.test_evaluate_commands import STACK, language, trained, translation
 from tests.models.cases import OPTIONS, able
 
@@ -137,7 +137,7 @@ def translations(tmp_path_factory) -> Path:
 
 
 def test_onnx_steps_write_what_greedy_decoding_writes(translations: Path) -> None:
-    loaded = load_run(translations / "run")
+    loaded = load_trained(translations / "run")
     end = loaded.tokenizer("target").eos
     assert isinstance(loaded.model, Seq2Seq)
     scorer = Seq2SeqScorer(loaded.model, torch.tensor([[4, 5, end]]), None)
@@ -189,7 +189,7 @@ def texts(tmp_path_factory) -> Path:
 
 
 def test_pt2_steps_write_what_greedy_decoding_writes(texts: Path) -> None:
-    loaded = load_run(texts / "run")
+    loaded = load_trained(texts / "run")
     end = loaded.tokenizer("text").eos
     assert isinstance(loaded.model, LanguageModel)
     scorer = LanguageModelScorer(loaded.model, loaded.model.init_state(1))
@@ -200,7 +200,7 @@ def test_pt2_steps_write_what_greedy_decoding_writes(texts: Path) -> None:
 
 def test_a_text_ends_at_its_end(texts: Path, capsys, monkeypatch) -> None:
     """This model ends a text at once that nobody began."""
-    end = load_run(texts / "run").tokenizer("text").eos
+    end = load_trained(texts / "run").tokenizer("text").eos
     monkeypatch.chdir(texts / "out")
     capsys.readouterr()
     exec(programs(texts / "out")[-1].replace(f"[{end}, 4, 5, 6]", f"[{end}]"), {})

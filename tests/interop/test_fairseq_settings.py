@@ -19,7 +19,9 @@ def test_schedules_are_fairseqs(kind) -> None:
         found = recipe_sections(config, 0)
         ours = Schedule(ScheduleConfig(**found.recipe["schedule"]), found.recipe["train"].get("updates"))
         golden = schedule_of(kind, entry["config"])
-        assert [ours.rate(update) for update in range(200)] == [golden.rate(update) for update in range(200)]
+        assert [ours.learning_rate(update) for update in range(200)] == [
+            golden.learning_rate(update) for update in range(200)
+        ]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from subquad.interop.checkpoints import convert_checkpoint, import_checkpoint
 from subquad.interop.checkpoints.run import TextFiles
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.train.checkpoint import CHECKSUMS, checksum
-from subquad.train.run import load_run
+from subquad.train.run import load_trained
 from tests.fuzzing import edited, fuzzed, junk, kept_promise
 from tests.interop.test_import import LEGACY, MAIN
 
@@ -56,7 +56,7 @@ def test_edited_checkpoints(tmp_path: Path, content: Any) -> None:
     torch.save(as_stored(content), tmp_path / "edited.pt")
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     if kept_promise(lambda: import_checkpoint(tmp_path / "edited.pt", tmp_path / "run")) is not None:
-        assert load_run(tmp_path / "run").model.parameter_count() > 0
+        assert load_trained(tmp_path / "run").model.parameter_count() > 0
 
 
 @fuzzed(60)
@@ -143,7 +143,7 @@ def test_edited_runs(run: Path, tmp_path: Path, data: st.DataObject) -> None:
     if path.name == "state.json":
         sums = json.loads(files[2].read_text())
         files[2].write_text(json.dumps({**sums, path.name: checksum(path)}))
-    loaded = kept_promise(lambda: load_run(copied, "last"))
+    loaded = kept_promise(lambda: load_trained(copied, "last"))
     if loaded is not None:
         for side in ("source", "target"):
             kept_promise(partial(loaded.tokenizer, side))

@@ -31,7 +31,7 @@ from subquad.interop.huggingface import SubquadForCausalLM, SubquadTokenizer, sa
 from subquad.interop.huggingface.tokenizer import FILE, convert_tokenizer
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.tasks.image_classification import image_classifier
-from subquad.train.run import LoadedRun, load_run
+from subquad.train.run import LoadedRun, load_trained
 
 LINES = ["the red house is old", "a cat sees the tree", "the old tree is red", "a house sees a cat, Ünder </s> it"]
 MIRRORED = [" ".join(reversed(line.split())) for line in LINES]
@@ -45,7 +45,7 @@ COMMON: dict[str, Any] = {
 def trained(folder: Path, recipe: dict[str, Any]) -> LoadedRun:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe | COMMON))
     assert command(["train", str(folder / "recipe.yaml"), "--out", str(folder / "run")]) == 0
-    return load_run(folder / "run")
+    return load_trained(folder / "run")
 
 
 @pytest.fixture(scope="module")

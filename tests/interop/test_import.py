@@ -22,7 +22,7 @@ from subquad.interop.checkpoints.run import TextFiles
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.train.checkpoint import load_checkpoint
-from subquad.train.run import load_run
+from subquad.train.run import load_trained
 from tests.originals.checkpoints import translations
 from tests.originals.fairseq_models import LOG_PROBABILITY_TOLERANCE, cuts_filters
 from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, assert_close, load, padding_of
@@ -109,7 +109,7 @@ def write_checkpoint(folder: Path, fixture: Any, layout: str) -> Path:
 def test_an_imported_model_computes_what_it_always_computed(path, layout, tmp_path) -> None:
     fixture = load(path)
     import_checkpoint(write_checkpoint(tmp_path, fixture, layout), tmp_path / "run")
-    model = load_run(tmp_path / "run").model
+    model = load_trained(tmp_path / "run").model
     source = fixture["src_tokens"]
     with torch.no_grad():
         if isinstance(model, Seq2Seq):
@@ -279,7 +279,7 @@ def test_text_goes_in_and_out_as_words_with_codes(tmp_path, capsys) -> None:
     assert command(["import", str(path), "--out", str(tmp_path / "run"), "--no-moses"]) == 0
     assert "codes" not in capsys.readouterr().out
     lines = (CHECKPOINTS / "test.src").read_text().splitlines()
-    found = translations(load_run(tmp_path / "run"), lines, beam=4)
+    found = translations(load_trained(tmp_path / "run"), lines, beam=4)
     assert [best.text for (best,) in found] == [hypotheses[0]["text"] for hypotheses in golden_hypotheses()]
 
 

@@ -27,7 +27,7 @@ from subquad.models import LanguageModel, Seq2Seq
 from subquad.packages import require_torchvision
 from subquad.tasks.image_classification import ImageData
 from subquad.train.recipe import Recipe
-from subquad.train.run import LoadedRun, load_run
+from subquad.train.run import LoadedRun, load_trained
 from tests.originals.fairseq_models import LOG_PROBABILITY_TOLERANCE
 from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load, padding_of
 
@@ -59,7 +59,7 @@ def imported(contents: Mapping[str, Any], folder: Path) -> LoadedRun:
     torch.save(contents, folder / "checkpoint.pt")
     sys.modules.pop("efficient_attention", None)
     assert command(["import", str(folder / "checkpoint.pt"), "--out", str(folder / "run")]) == 0
-    return load_run(folder / "run")
+    return load_trained(folder / "run")
 
 
 def refused(contents: Mapping[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -82,7 +82,7 @@ def check_goes_on(run: Path, lines: list[str]) -> None:
     assert command(["evaluate", str(run), *splits, "decode.max_len_b=4"]) == 0
     short = ["train.updates=2", "train.budget.max_tokens=64"]
     assert command(["train", str(run / "recipe.yaml"), "--out", str(run), *splits, *short]) == 0
-    assert load_run(run, "last").update == 2
+    assert load_trained(run, "last").update == 2
     assert command(["export", str(run), "--to", "torch", "--out", str(run.parent / "exported")]) == 0
 
 
@@ -321,14 +321,14 @@ def test_an_imported_classifier_is_evaluated_and_trained_further(
         images = draw.integers(0, 256, (16, 3, size, size), dtype=np.uint8)
         np.savez(tmp_path / f"{split}.npz", images=images, labels=np.arange(16) % 10)
     files = f"{{train: [{tmp_path}/train.npz], valid: [{tmp_path}/valid.npz]}}"
-    card = model_card(load_run(run).model, "", load_run(run))
+    card = model_card(load_trained(run).model, "", load_trained(run))
     assert "The model was imported from efficient-attention, evit_test with:" in card
     assert not any(words in card for words in ("trained", "## Data", "data/train", "after 0 updates"))
     assert command(["evaluate", str(run), f"data.images={files}", "--split", "valid"]) == 0
     assert "16 samples, 0 lost" in capsys.readouterr().out
     words = ["train", str(run / "recipe.yaml"), "--out", str(run), f"data.images={files}", "train.epochs=6"]
     assert command(words) == 0
-    after = load_run(run, "last")
+    after = load_trained(run, "last")
     card = model_card(after.model, "", after)
     assert "was imported from efficient-attention, evit_test and trained further with:" in card
     assert "## Data" in card

@@ -12,7 +12,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="pip install 'subquad[lm-eval]'"
 
 from subquad.cli.main import run as command  # noqa: E402
 from subquad.interop.lm_eval import SubquadLM  # noqa: E402
-from subquad.train.run import evaluate_run, load_run  # noqa: E402
+from subquad.train.run import evaluate_run, load_trained  # noqa: E402
 
 LINES = [
     f"the {thing} is {colour} and the {thing} is old"
@@ -93,7 +93,7 @@ def test_the_harness_runs_its_kinds_of_tasks(run: Path, tmp_path: Path, monkeypa
     assert len(texts) == 2
     assert all("e" not in said and len(said) <= 8 for said in texts)
     # Whole samples are scored alike by both; ours also counts the end of the last line, in a sample of its own.
-    ours = evaluate_run(load_run(run), "test").measures["ppl"].statistics
+    ours = evaluate_run(load_trained(run), "test").measures["ppl"].statistics
     assert ours[-1, 1] == 1
     theirs = results["rolling"]["bits_per_byte,none"] * len(TEXT) * math.log(2)
     assert theirs == pytest.approx(ours[:-1, 0].sum(), rel=1e-5)

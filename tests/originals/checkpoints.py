@@ -19,7 +19,7 @@ from subquad.interop.checkpoints import import_checkpoint
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import Seq2Seq
 from subquad.train.checkpoint import average, load_weights_of
-from subquad.train.run import LoadedRun, load_run
+from subquad.train.run import LoadedRun, load_trained
 from tests.originals.beams import SCORE_TOLERANCE
 
 NAMED = re.compile(r"(main|legacy)_(?P<kind>[a-z]+)_glu")
@@ -50,7 +50,7 @@ def imported(path: Path) -> Iterator[LoadedRun]:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         import_checkpoint(path, run)
-        yield load_run(run)
+        yield load_trained(run)
 
 
 def translations(loaded: LoadedRun, lines: list[str], **options: Any) -> list[list[Candidate]]:
@@ -84,7 +84,7 @@ def check_average(path: Path, count: int, loaded: LoadedRun) -> None:
         runs = []
         for one in newest:
             import_checkpoint(one, run := Path(folder) / one.stem)
-            runs.append(load_run(run).checkpoint)
+            runs.append(load_trained(run).checkpoint)
         ours = average(runs)
     golden = load_weights_of(loaded.checkpoint)
     assert ours.keys() == golden.keys()

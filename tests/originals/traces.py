@@ -39,7 +39,7 @@ def check_trace(fixture: Fixture, folder: Path = Path("unused")) -> None:
     for number, expected in enumerate(json.loads(fixture.meta["log"])):
         updater.config = updater.config.model_copy(update={"clip": expected["clip_norm"]})
         batches = [fixture.under(f"batch{index}.") for index in expected["batches"]]
-        rate = schedule.rate(number)
+        rate = schedule.learning_rate(number)
         assert rate == expected["lr_used"] or abs(rate - expected["lr_used"]) < 1e-12
         done = updater.step(batches, rate, folder)
         assert done.targets == expected["sample_size"]

@@ -12,7 +12,7 @@ from torch import nn
 from subquad.nn.heads import WordHead
 from subquad.tasks.losses import LossOutput, logit_loss, word_loss
 from subquad.train.checkpoint import Checkpoint, TrainState, average, newest, save_checkpoint
-from subquad.train.optim import OptimConfig, build_optimizer, clip_gradients, set_rate
+from subquad.train.optim import OptimConfig, build_optimizer, clip_gradients, set_learning_rate
 from subquad.train.schedules import Schedule, ScheduleConfig
 from tests.originals.files import GRADIENT_TOLERANCE, OUTPUT_TOLERANCE, assert_close
 
@@ -38,7 +38,7 @@ def check_schedules(content: dict[str, Any]) -> None:
         for entry in content[kind]:
             schedule = schedule_of(kind, entry["config"])
             for update, value in entry["values"]:
-                ours = schedule.warmup_init if update == "init" else schedule.rate(update)
+                ours = schedule.warmup_init if update == "init" else schedule.learning_rate(update)
                 assert ours == pytest.approx(value, rel=1e-12, abs=1e-18), (kind, entry["config"], update)
 
 
@@ -48,7 +48,7 @@ def check_adam(content: dict[str, Any]) -> None:
     model.weight = nn.Parameter(torch.tensor(content["p0"]))
     options = {"name": "adam", **{key: content[key] for key in ("betas", "eps", "weight_decay")}}
     optimizer = build_optimizer(OptimConfig.parse("optim", options), model)
-    set_rate(optimizer, content["lr"])
+    set_learning_rate(optimizer, content["lr"])
     assert content["steps"]
     for number, step in enumerate(content["steps"], 1):
         model.weight.grad = torch.tensor(step["grad"])

@@ -18,8 +18,8 @@ from subquad.evaluate.accuracy import accuracy, accuracy_score, class_ranks
 from subquad.evaluate.report import Evaluation
 from subquad.models import TextClassifier
 from subquad.tasks.base import DataConfig, EvaluationOptions, MainMetric, Task, TrainedModel, register_task
-from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, class_loss
+from subquad.tasks.sample_shards import SampleShards, fingerprint
 
 SEEDS = {"train": 1, "valid": 2, "test": 3}
 

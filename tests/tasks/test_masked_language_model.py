@@ -15,7 +15,7 @@ from subquad.data.masking import Masking, MaskOptions
 from subquad.models import MaskedLanguageModel
 from subquad.tasks.masked_language_model import MaskedLanguageModelData, MaskedLanguageModelTask
 from subquad.train.recipe import read_recipe
-from subquad.train.run import build_task, load_run
+from subquad.train.run import build_task, load_trained
 from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, Fixture, assert_close, load
 from tests.originals.hosts import roberta_arguments
 
@@ -135,11 +135,11 @@ def test_evaluation_hides_the_same_and_training_others(run: Path) -> None:
     assert first["inputs"][0, 0] == task.tokenizer.bos
     assert first["targets"][0, 0] == task.tokenizer.pad, "the beginning is not asked for"
     assert int(first["inputs"].max()) == task.tokenizer.size, "a symbol that no text has masks words"
-    assert load_run(run).model.config.mask == task.tokenizer.size
+    assert load_trained(run).model.config.mask == task.tokenizer.size
 
 
 def test_the_loss_is_of_hidden_tokens_alone(run: Path) -> None:
-    loaded = load_run(run)
+    loaded = load_trained(run)
     task = build_task(loaded.recipe, run / "data")
     batch = task.samples("valid", training=False).batch(np.arange(5))
     asked = batch["targets"] != task.tokenizers()["text"].pad
@@ -212,7 +212,7 @@ def write_checkpoint(
 def test_the_official_linformer_computes_what_it_did(path: Path, tmp_path: Path) -> None:
     fixture = load(path)
     assert command(["import", write_checkpoint(fixture, tmp_path / "old.pt"), "--out", str(tmp_path / "run")]) == 0
-    model = load_run(tmp_path / "run").model
+    model = load_trained(tmp_path / "run").model
     assert isinstance(model, MaskedLanguageModel)
     tokens = fixture["in.tokens"]
     padding = tokens == fixture.config["pad"]
@@ -264,7 +264,7 @@ def test_other_layouts_are_the_same_model(change: Callable[[dict[str, Any]], Non
     for name, how in (("plain", None), ("other", change)):
         path = write_checkpoint(fixture, tmp_path / f"{name}.pt", change=how)
         assert command(["import", path, "--out", str(tmp_path / name)]) == 0
-    plain, other = (load_run(tmp_path / name) for name in ("plain", "other"))
+    plain, other = (load_trained(tmp_path / name) for name in ("plain", "other"))
     assert plain.recipe.data.model_dump()["masking"] == other.recipe.data.model_dump()["masking"]
     expected = plain.model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in other.model.state_dict().items())
@@ -285,7 +285,7 @@ def test_what_is_shared_is_read_from_the_weights(tmp_path: Path) -> None:
 
     path = write_checkpoint(load(FIXTURES[0]), tmp_path / "old.pt", change=as_first_released)
     assert command(["import", path, "--out", str(tmp_path / "run")]) == 0
-    model = load_run(tmp_path / "run").model
+    model = load_trained(tmp_path / "run").model
     assert model.config.encoder.mixer.options["share_kv"]
     assert model.config.encoder.mixer.options["frozen"]
     weights = model.state_dict()

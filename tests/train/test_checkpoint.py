@@ -29,12 +29,12 @@ from subquad.train.checkpoint import (
     load_weights_of,
     newest,
     read_state,
-    remove_surplus,
+    remove_surplus_checkpoints,
     save_checkpoint,
     save_weights,
 )
-from subquad.train.metrics import MetricsLog, read_metrics
-from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_rate
+from subquad.train.metrics_log import MetricsLog, read_metrics
+from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_learning_rate
 from subquad.train.progress import TrainingProgress
 from subquad.train.rng import rng_state, set_rng_state
 from tests.originals.files import FOLDER
@@ -66,7 +66,7 @@ def test_resume_is_bit_exact_with_dropout(tmp_path: Path) -> None:
             x = torch.randn(4, 6) + float(np.random.rand()) + random.random()
             optimizer.zero_grad(set_to_none=True)
             model(x).square().sum().backward()
-            set_rate(optimizer, 0.01)
+            set_learning_rate(optimizer, 0.01)
             optimizer.step()
 
     torch.manual_seed(0)
@@ -166,7 +166,7 @@ def test_a_damaged_state_neither_stops_a_run_nor_counts(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"update-000000002 is damaged: the checksum of state\.json differs"):
         assert read_state(best(tmp_path, BestMetric())[0]).update == 1
     with pytest.warns(UserWarning, match="left out"):
-        remove_surplus(tmp_path, CheckpointRetention(keep_last=1, keep_epochs=2), BestMetric())
+        remove_surplus_checkpoints(tmp_path, CheckpointRetention(keep_last=1, keep_epochs=2), BestMetric())
     assert [path.name for path in checkpoints(tmp_path)] == ["update-000000003", "update-000000001"]
 
 
@@ -214,12 +214,12 @@ def test_rotation(tmp_path: Path) -> None:
 
     assert [read_state(path).update for path in best(tmp_path, BestMetric())] == [20, 30, 50, 10, 60]
     rules = CheckpointRetention(keep_last=2, keep_best=1, keep_epochs=2, keep_every=30)
-    removed = remove_surplus(tmp_path, rules, BestMetric())
+    removed = remove_surplus_checkpoints(tmp_path, rules, BestMetric())
     assert [read_only.name for read_only in removed] == ["update-000000010"]
     assert left() == [20, 30, 40, 50, 60]
-    remove_surplus(tmp_path, CheckpointRetention(keep_last=1, keep_best=2), BestMetric())
+    remove_surplus_checkpoints(tmp_path, CheckpointRetention(keep_last=1, keep_best=2), BestMetric())
     assert left() == [20, 30, 60]
-    remove_surplus(tmp_path, CheckpointRetention(keep_last=1, keep_best=1), BestMetric(better="higher"))
+    remove_surplus_checkpoints(tmp_path, CheckpointRetention(keep_last=1, keep_best=1), BestMetric(better="higher"))
     assert left() == [60]
 
 

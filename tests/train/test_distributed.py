@@ -15,7 +15,7 @@ from subquad.data.batches import BatchPlan
 from subquad.models import build_from_config
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.distributed import DistributedLoss, Workers, split_batches
-from subquad.train.metrics import read_metrics
+from subquad.train.metrics_log import read_metrics
 from subquad.train.recipe import read_recipe
 from subquad.train.run import build_task
 from tests.train.test_trainer import recipe, trainer

@@ -18,7 +18,7 @@ from subquad.train.optim import (
     parameter_groups,
     restore_optimizer,
     scale_gradients,
-    set_rate,
+    set_learning_rate,
 )
 from tests.originals.files import FOLDER
 from tests.originals.training import check_adam
@@ -39,7 +39,7 @@ def one_update(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, ra
     x = torch.randn(7, 5, generator=torch.Generator().manual_seed(seed))
     optimizer.zero_grad(set_to_none=True)
     model(x).square().sum().backward()
-    set_rate(optimizer, rate)
+    set_learning_rate(optimizer, rate)
     optimizer.step()
 
 
@@ -59,11 +59,11 @@ def test_adam_counts_the_steps_of_each_parameter() -> None:
     for update in range(4):
         gradients = torch.randn(2, 3), torch.randn(2)
         model.weight.grad, model.bias.grad = gradients[0], gradients[1] if update % 2 else None
-        set_rate(optimizer, 0.1)
+        set_learning_rate(optimizer, 0.1)
         optimizer.step()
         if update % 2:
             alone.bias.grad = gradients[1].clone()
-            set_rate(reference, 0.1)
+            set_learning_rate(reference, 0.1)
             reference.step()
     assert torch.equal(model.bias, alone.bias)
 
@@ -76,7 +76,7 @@ def test_nag_as_fairseq_writes_it() -> None:
     for rate in (1e-7, 0.1, 0.3, 0.05, 0.05):
         gradient = torch.randn(3, 4)
         model.weight.grad = gradient.clone()
-        set_rate(optimizer, rate)
+        set_learning_rate(optimizer, rate)
         optimizer.step()
         carried = 1.0 if before is None else rate / before
         expected = expected * (1 - rate * 0.1) + 0.81 * carried * buffer - 1.9 * rate * gradient.double()

@@ -61,7 +61,7 @@ def built(recipe: Recipe) -> Model:
 def test_parses_and_builds(name: str) -> None:
     recipe = read_recipe(RECIPES[name])
     assert built(recipe).parameter_count() > 0
-    Schedule(recipe.schedule, recipe.train.updates, recipe.train.epochs).rate(0)
+    Schedule(recipe.schedule, recipe.train.updates, recipe.train.epochs).learning_rate(0)
     # what a run stores of it is a recipe again
     assert Recipe.parse("stored", yaml.safe_load(yaml.safe_dump(recipe.model_dump(mode="json")))) == recipe
 

@@ -22,14 +22,14 @@ def test_fairseq_values() -> None:
 
 def test_constant_after_a_warmup() -> None:
     curve = schedule(kind="constant", lr=1.0, warmup_updates=4)
-    assert [curve.rate(u) for u in (0, 1, 2, 4, 1000)] == [0, 0.25, 0.5, 1, 1]
+    assert [curve.learning_rate(u) for u in (0, 1, 2, 4, 1000)] == [0, 0.25, 0.5, 1, 1]
 
 
 def test_linear_ends_at_the_minimum_and_stays_there() -> None:
     curve = schedule(kind="linear", lr=1.0, min_lr=0.2, warmup_init=0.0, warmup_updates=2, total=10)
-    assert [curve.rate(u) for u in (0, 1, 2)] == [0, 0.5, 1]
-    assert curve.rate(6) == pytest.approx(0.6)
-    assert curve.rate(10) == curve.rate(99) == 0.2
+    assert [curve.learning_rate(u) for u in (0, 1, 2)] == [0, 0.5, 1]
+    assert curve.learning_rate(6) == pytest.approx(0.6)
+    assert curve.learning_rate(10) == curve.learning_rate(99) == 0.2
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(8, 40), (2, 30), (0, 20)])
@@ -40,7 +40,7 @@ def test_onecycle_is_that_of_torch(warmup: int, total: int) -> None:
     )
     ours = schedule(kind="onecycle-linear", lr=3e-2, warmup_updates=warmup, total=total)
     for update in range(total):
-        assert ours.rate(update) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9, abs=1e-12)
+        assert ours.learning_rate(update) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9, abs=1e-12)
         optimizer.step()
         theirs.step()
 
@@ -50,23 +50,23 @@ def test_deit_cosine_by_epochs() -> None:
     options = {"lr": 1e-3, "min_lr": 1e-5, "warmup_init": 1e-6, "warmup_epochs": 10, "cooldown_epochs": 10}
     curve = schedule(kind="cosine-epochs", epochs=300, **options)
     assert curve.epochs == 310
-    assert curve.rate(0, 0) == curve.rate(1000, 0) == 1e-6
-    assert curve.rate(0, 5) == pytest.approx(1e-6 + 5 * (1e-3 - 1e-6) / 10)
-    assert curve.rate(0, 150) == pytest.approx((1e-3 + 1e-5) / 2)
-    assert curve.rate(0, 300) == curve.rate(0, 309) == pytest.approx(1e-5)
-    assert curve.rate(0, 9) > curve.rate(0, 8) > curve.rate(0, 299)
+    assert curve.learning_rate(0, 0) == curve.learning_rate(1000, 0) == 1e-6
+    assert curve.learning_rate(0, 5) == pytest.approx(1e-6 + 5 * (1e-3 - 1e-6) / 10)
+    assert curve.learning_rate(0, 150) == pytest.approx((1e-3 + 1e-5) / 2)
+    assert curve.learning_rate(0, 300) == curve.learning_rate(0, 309) == pytest.approx(1e-5)
+    assert curve.learning_rate(0, 9) > curve.learning_rate(0, 8) > curve.learning_rate(0, 299)
     config = ScheduleConfig.parse("schedule", {"kind": "cosine-epochs", **options})
     whole_run = Schedule(config, epochs=310)
-    assert whole_run.rate(0, 77) == curve.rate(0, 77)
+    assert whole_run.learning_rate(0, 77) == curve.learning_rate(0, 77)
 
 
 def test_crybot_warms_up_by_updates_and_falls_by_epochs() -> None:
     curve = schedule(kind="cosine-epochs", lr=1e-4, min_lr=1e-6, warmup_updates=4000, warmup_init=1e-7, epochs=10)
-    assert curve.rate(0, 0) == 1e-7
-    assert curve.rate(2000, 0) == pytest.approx((1e-4 + 1e-7) / 2)
+    assert curve.learning_rate(0, 0) == 1e-7
+    assert curve.learning_rate(2000, 0) == pytest.approx((1e-4 + 1e-7) / 2)
     rates = [1e-4, 9.76e-5, 9.05e-5, 7.96e-5, 6.58e-5, 5.05e-5, 3.52e-5, 2.14e-5, 1.05e-5, 3.42e-6]
     for epoch, rate in enumerate(rates):
-        assert curve.rate(5000 + 100 * epoch, epoch) == pytest.approx(rate, rel=5e-3)  # three digits are given
+        assert curve.learning_rate(5000 + 100 * epoch, epoch) == pytest.approx(rate, rel=5e-3)  # three digits are given
 
 
 def test_stop_lr_counts_after_the_warmup_only() -> None:

@@ -18,8 +18,8 @@ import pytest
 import yaml
 
 from subquad.cli.main import run as command
-from subquad.train.metrics import read_metrics
-from subquad.train.run import load_run
+from subquad.train.metrics_log import read_metrics
+from subquad.train.run import load_trained
 from subquad.train.trackers import TrackConfig, build_trackers, fetch, local_run
 from tests.train.test_trainer import RECIPES, SCHEDULE
 
@@ -77,7 +77,7 @@ def test_tensorboard_has_the_metrics(tmp_path: Path) -> None:
 FULL = """
 import resource, sys, warnings
 from pathlib import Path
-from subquad.train.metrics import MetricsLog
+from subquad.train.metrics_log import MetricsLog
 from subquad.train.trackers import TrackConfig, build_trackers
 
 folder = Path(sys.argv[1])
@@ -201,7 +201,7 @@ def test_an_artifact_is_a_run(fetched: tuple[Path, Path, Any]) -> None:
     assert not [name for name in names if name.startswith(("data/", "wandb"))]
     checkpoint = f"checkpoints/update-{best['update']:09d}"
     assert {name.rpartition("/")[0] for name in names if "checkpoints" in name} == {checkpoint}
-    ours, theirs = load_run(run), load_run(folder)
+    ours, theirs = load_trained(run), load_trained(folder)
     assert theirs.update == best["update"]
     assert all((value == theirs.model.state_dict()[name]).all() for name, value in ours.model.state_dict().items())
     assert theirs.tokenizer("target").fingerprint() == ours.tokenizer("target").fingerprint()

@@ -17,7 +17,7 @@ from subquad.models import build_model
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import checkpoints, load_checkpoint
 from subquad.train.distributed import ALONE, Workers
-from subquad.train.metrics import read_metrics
+from subquad.train.metrics_log import read_metrics
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe

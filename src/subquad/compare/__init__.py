@@ -9,6 +9,6 @@
 """
 
 from subquad.compare.comparison import Comparison
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 
 __all__ = ["Comparison", "Result"]

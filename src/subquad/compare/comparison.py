@@ -19,7 +19,7 @@ from subquad.compare.measure.cache import open_steps, run_step, start_worker
 from subquad.compare.plan import Plan, TrialName, open_plan, read_plan
 from subquad.compare.records import Trial
 from subquad.compare.report.assemble import assemble
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.trials import Trials
 from subquad.compare.variants import add_finished_runs, build_variants
 from subquad.tasks import Task

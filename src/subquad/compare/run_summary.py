@@ -16,7 +16,7 @@ from subquad.files import CHECKSUM, read_metadata
 from subquad.models import build_from_config
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, MainMetric, Task
 from subquad.train.checkpoint import checkpoint_folder, latest, read_state
-from subquad.train.metrics import RESUMED, read_metrics
+from subquad.train.metrics_log import RESUMED, read_metrics
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import ENVIRONMENT, RECIPE, build_task
 

@@ -23,7 +23,7 @@ from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
 from subquad.models import LanguageModel
 from subquad.tasks.language_model import LanguageModelData
-from subquad.train.run import load_run
+from subquad.train.run import load_trained
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -48,7 +48,7 @@ class SubquadLM(TemplateLM):
         device: str | None = None,
     ) -> None:
         super().__init__()
-        loaded = load_run(run, checkpoint)
+        loaded = load_trained(run, checkpoint)
         if not isinstance(loaded.model, LanguageModel):
             raise ValueError(f"{run} is a run of task {loaded.recipe.task}; the harness needs a language model")
         if not str(batch_size).isdigit() or int(batch_size) < 1:

@@ -27,8 +27,8 @@ from subquad.decode.options import DecodeOptions
 from subquad.evaluate.report import Evaluation
 from subquad.files import write_metadata
 from subquad.models import Model
-from subquad.tasks.evaluation import Samples, SampleShards
 from subquad.tasks.losses import LossOutput, add_regularizer
+from subquad.tasks.sample_shards import Samples, SampleShards
 
 INPUTS, TOKENIZERS = "inputs.json", "tokenizers"
 INPUTS_FORMAT = 1
@@ -63,7 +63,7 @@ class DataConfig(Options):
 
 
 class TrainedModel(Protocol):
-    """A model with everything that its use needs beside the weights. `train.load_run` makes one of a run directory."""
+    """A model with everything that its use needs beside the weights. `load_trained` makes one of a run directory."""
 
     @property
     def folder(self) -> Path: ...

@@ -40,8 +40,8 @@ from subquad.tasks.base import (
     load_embedded,
     register_task,
 )
-from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, class_loss
+from subquad.tasks.sample_shards import SampleShards, fingerprint
 
 IMAGES_PER_BATCH = 64
 """Where the recipe says nothing, and in evaluation."""

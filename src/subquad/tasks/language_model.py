@@ -20,8 +20,8 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
-from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, read_text
 
 TIMED_LINES, PROMPTS, PROMPT_WORDS, NEW_TOKENS = 32, 8, 8, 64
@@ -49,7 +49,7 @@ class BlockSamples:
         return {"inputs": batch["inputs"], "targets": batch["targets"]}
 
 
-def block_losses(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
+def block_losses_by_row(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
     """[summed nll, number of targets] of every block of a batch; targets that are padding do not count."""
     x, _, _ = model.features(batch["inputs"])
     return losses_by_row(model.head, x, batch["targets"], pad=pad)
@@ -102,7 +102,7 @@ class LanguageModelTask(BlockTask):
         blocks = ContextBlocks(store, config.blocks, context, tokenizer.pad, tokenizer.eos)
         losses = shards.rows(
             blocks,
-            lambda batch: block_losses(model, to_device(batch, run.device), tokenizer.pad),
+            lambda batch: block_losses_by_row(model, to_device(batch, run.device), tokenizer.pad),
             "pieces of text scored",
         )
         tokens = int(losses[:, 1].sum())

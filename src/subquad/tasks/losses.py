@@ -91,8 +91,8 @@ def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float
 def class_loss(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> LossOutput:
     """Loss of classes: logits (batch, classes); target (batch,) labels, or (batch, classes) shares after mixing.
 
-    Mixed targets are smoothed where they are made (`data.mixing.soft_targets`), so `smoothing` is for labels only. nll
-    of mixed targets is their cross-entropy.
+    Mixed targets are smoothed where they are made (`soft_targets` of data/images/mixup.py), so `smoothing` is for
+    labels only. nll of mixed targets is their cross-entropy.
     """
     logits = logits.float()
     if target.ndim == 1:

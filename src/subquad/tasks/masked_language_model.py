@@ -25,8 +25,8 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import MaskedLanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
-from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, cut_lines, read_text
 
 NUM_BEGINNING = 1
@@ -77,7 +77,7 @@ class MaskedSamples:
         return np.append(self.first, read), np.append(self.tokenizer.pad, targets)
 
 
-def masked_losses(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
+def masked_losses_by_row(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
     """[summed nll, number of targets] of every sample of a batch."""
     x, _, _ = model.features(batch["inputs"], _needed(batch["padding"]))
     return losses_by_row(model.head, model.head_inputs(x), batch["targets"], pad=pad)
@@ -148,7 +148,7 @@ class MaskedLanguageModelTask(BlockTask):
         samples = MaskedSamples(TokenLines(lines), config.blocks, config.masking, tokenizer)
         losses = shards.rows(
             samples,
-            lambda batch: masked_losses(model, to_device(batch, run.device), tokenizer.pad),
+            lambda batch: masked_losses_by_row(model, to_device(batch, run.device), tokenizer.pad),
             "pieces of text scored",
         )
         masking = config.masking

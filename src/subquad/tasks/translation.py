@@ -23,8 +23,8 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import Seq2Seq
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
-from subquad.tasks.evaluation import SampleShards, fingerprint
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, typical_text_batch
 
 WITH_EOS = 1
@@ -70,7 +70,7 @@ def target_features(model: Seq2Seq, batch: Mapping[str, Tensor]) -> tuple[Tensor
     return x, mean_aux(encoder_aux, decoder_aux)
 
 
-def pair_losses(model: Seq2Seq, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
+def pair_losses_by_row(model: Seq2Seq, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
     """[summed nll, number of targets] of every sentence of a batch."""
     x, _ = target_features(model, batch)
     return losses_by_row(model.head, x, batch["target_out"], pad=pad)
@@ -163,7 +163,7 @@ class TranslationTask(TextTask):
         outputs = cut_lines(target.encode_batch(references), max_text_length(model))
         losses = shards.rows(
             Pairs(TokenLines(inputs), TokenLines(outputs), target.pad, target.eos),
-            lambda batch: pair_losses(model, to_device(batch, run.device), target.pad),
+            lambda batch: pair_losses_by_row(model, to_device(batch, run.device), target.pad),
             "references scored",
         )
         signature = f"tokens:target, ends counted|tokenizer:{target.fingerprint()[:12]}"

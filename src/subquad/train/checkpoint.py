@@ -304,7 +304,7 @@ def _sound_state(path: Path) -> TrainState | None:
         return None
 
 
-def remove_surplus(folder: str | Path, retention: CheckpointRetention, metric: BestMetric) -> list[Path]:
+def remove_surplus_checkpoints(folder: str | Path, retention: CheckpointRetention, metric: BestMetric) -> list[Path]:
     """Removes the checkpoints that no rule keeps; returns them."""
     every = checkpoints(folder)
     kept = {*every[: retention.keep_last], *best(folder, metric)[: retention.keep_best]}

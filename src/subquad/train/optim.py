@@ -59,7 +59,7 @@ class OptimConfig(Options):
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of a model's trainable parameters; set the rate of each update with `set_rate`."""
+    """The optimiser of a model's trainable parameters; set the rate of each update with `set_learning_rate`."""
     groups = parameter_groups(config, model)
     common: dict[str, Any] = {"lr": 0.0, "weight_decay": config.weight_decay}
     adaptive = common | {"betas": config.betas, "eps": config.eps}
@@ -94,7 +94,7 @@ def parameter_groups(config: OptimConfig, model: nn.Module) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
 

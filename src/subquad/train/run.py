@@ -33,7 +33,7 @@ from subquad.files import CHECKSUM, read_metadata, read_yaml, wrap_corrupt_data_
 from subquad.models import Model, build_from_config
 from subquad.models.storage import load_weights
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions, Task
-from subquad.tasks.evaluation import SampleShards
+from subquad.tasks.sample_shards import SampleShards
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, join, leave
 from subquad.train.progress import TrainingProgress
@@ -216,7 +216,7 @@ class LoadedRun:
         return self.recipe.decode
 
 
-def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> LoadedRun:
+def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> LoadedRun:
     """The model of a run, on the GPU if there is one.
 
     checkpoint: `best` by the validation metric, `last`, the name of one (such as update-000001000 or average), or the

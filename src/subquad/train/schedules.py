@@ -112,7 +112,7 @@ class Schedule:
         """Epochs of the whole curve, the cool-down included; None where the curve goes by updates."""
         return None if self.curve_epochs is None else self.curve_epochs + self.config.cooldown_epochs
 
-    def rate(self, update: int, epoch: int = 0) -> float:
+    def learning_rate(self, update: int, epoch: int = 0) -> float:
         """The rate of the next update when `update` updates and `epoch` epochs are done."""
         config = self.config
         if config.kind == "onecycle-linear":
@@ -139,7 +139,7 @@ class Schedule:
         config = self.config
         if config.stop_lr is None or update < config.warmup_updates or epoch < config.warmup_epochs:
             return False
-        return self.rate(update, epoch) <= config.stop_lr
+        return self.learning_rate(update, epoch) <= config.stop_lr
 
     def _cosine(self, update: int) -> float:
         """`update` counts from the end of the warm-up."""

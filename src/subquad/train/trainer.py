@@ -28,7 +28,7 @@ from subquad.models.base import compile_blocks
 from subquad.models.storage import load_weights
 from subquad.nn.stack import Stack
 from subquad.tasks.base import Task
-from subquad.tasks.evaluation import evaluation_budget
+from subquad.tasks.sample_shards import evaluation_budget
 from subquad.train.checkpoint import (
     BestMetric,
     Checkpoint,
@@ -38,7 +38,7 @@ from subquad.train.checkpoint import (
     checkpoints,
     latest,
     load_checkpoint,
-    remove_surplus,
+    remove_surplus_checkpoints,
     save_checkpoint,
 )
 from subquad.train.distributed import (
@@ -50,7 +50,7 @@ from subquad.train.distributed import (
     shard_like,
     split_batches,
 )
-from subquad.train.metrics import MetricsLog
+from subquad.train.metrics_log import MetricsLog
 from subquad.train.nan_diagnosis import NotFiniteError, diagnose
 from subquad.train.optim import (
     Ema,
@@ -60,7 +60,7 @@ from subquad.train.optim import (
     optimizer_state,
     restore_optimizer,
     scale_gradients,
-    set_rate,
+    set_learning_rate,
 )
 from subquad.train.profiler import Phases
 from subquad.train.progress import TrainingProgress, format_metrics
@@ -146,7 +146,7 @@ class Updater:
             norm = float(clip_gradients(self.model.parameters(), self.config.clip))
             if not self.scaler.is_enabled() and not (math.isfinite(total) and math.isfinite(norm)):
                 raise self._diagnose(attempts, failures, update)
-            set_rate(self.optimizer, lr)
+            set_learning_rate(self.optimizer, lr)
             self.scaler.step(self.optimizer)  # in half precision it leaves out an update that is not finite
             self.scaler.update()
             if self.ema is not None:
@@ -307,7 +307,7 @@ class Trainer:
 
     def _step(self, batches: Sequence[TensorBatch], idle: bool) -> None:
         self.model.train()
-        lr = self.schedule.rate(self.update, self.cursor.epoch)
+        lr = self.schedule.learning_rate(self.update, self.cursor.epoch)
         failures = self.run / "failure" / ("" if self.workers.is_rank_zero else f"rank{self.workers.rank}")
         step = self.updater.step(batches, lr, failures, self.update, idle, self._is_late())
         self.update, self.late = self.update + 1, step.late
@@ -371,7 +371,7 @@ class Trainer:
         )
         if self.workers.is_rank_zero:
             save_checkpoint(checkpoint_folder(self.run), content)
-            remove_surplus(checkpoint_folder(self.run), self.recipe.checkpoints, self.best_metric)
+            remove_surplus_checkpoints(checkpoint_folder(self.run), self.recipe.checkpoints, self.best_metric)
         self.workers.barrier()
 
     def _resume(self, path: Path) -> None:

@@ -14,7 +14,7 @@ from subquad.environment import environment
 from subquad.evaluate.report import EvaluationReport, find_evaluation, read_task, write_evaluation
 from subquad.evaluate.significance import RESAMPLES
 from subquad.progress import Progress
-from subquad.tasks.evaluation import STEPS
+from subquad.tasks.sample_shards import STEPS
 from subquad.train import checkpoint as stored
 from subquad.train.profiler import Profile, profile_updates
 from subquad.train.progress import TrainingProgress
@@ -26,7 +26,7 @@ from subquad.train.run import (
     distributed_workers,
     evaluate_run,
     find_checkpoint,
-    load_run,
+    load_trained,
     locked,
     open_task,
 )
@@ -68,7 +68,7 @@ def evaluate_to_file(
         raise ValueError(f"{path}: the name of a JSON file is needed, such as {path}.json")
     other = find_evaluation(against, split) if against is not None else None
     with distributed_workers() as workers:
-        loaded = run if isinstance(run, LoadedRun) else load_run(run, checkpoint, changes)
+        loaded = run if isinstance(run, LoadedRun) else load_trained(run, checkpoint, changes)
         task = loaded.recipe.task_class
         if other is not None and (theirs := read_task(other)) != task.name:
             runs = f"{loaded.folder} is a run of task {task.name}, {other} of {theirs}"

@@ -11,7 +11,7 @@ from subquad.compare.comparison import Comparison, Shard
 from subquad.compare.measure import cache
 from subquad.compare.measure.base import Measurement
 from subquad.compare.plan import open_plan
-from subquad.compare.report.schema import read_result
+from subquad.compare.report.result import read_result
 from tests.compare.plans import PAIRS, make_plan
 
 UNTRAINED = Shard(1, 2)

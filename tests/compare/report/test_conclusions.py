@@ -6,7 +6,7 @@ from subquad.compare.measure.lengths import LengthPoint
 from subquad.compare.records import PairedDifference, Trial
 from subquad.compare.report.conclusions import conclude
 from subquad.compare.report.formatting import format_bytes, format_number, format_p, format_ratio, join_words
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.tasks import task_class
 from tests.compare.cases import synthetic
 from tests.compare.report.test_statistics import bare, timed, trained

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subquad.compare.report.html import embedded, page, write_page
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from tests.compare.cases import synthetic
 from tests.compare.report.test_statistics import bare
 

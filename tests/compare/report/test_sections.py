@@ -5,7 +5,7 @@ import pytest
 from subquad.compare.report import sections
 from subquad.compare.report.formatting import format_quantity
 from subquad.compare.report.html import page
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Axis, Content, Plot, PlotPoint, Section, Series, Table, View
 from tests.compare.cases import synthetic
 from tests.compare.report.test_statistics import bare

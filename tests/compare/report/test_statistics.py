@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from subquad.compare.measure.lengths import LengthPoint, Timing
 from subquad.compare.records import PairedDifference, Score, Trial
-from subquad.compare.report.schema import Mechanism, Metric, Result, read_result
+from subquad.compare.report.result import Mechanism, Metric, Result, read_result
 from subquad.compare.report.sections.pareto import cost_axes
 from subquad.compare.report.statistics import (
     crossover,

@@ -34,7 +34,7 @@ from subquad.mixers.softmax import Softmax
 from subquad.models import build_from_config
 from subquad.nn.stack import MixerChoice
 from subquad.train.recipe import Recipe
-from subquad.train.run import build_task, load_run
+from subquad.train.run import build_task, load_trained
 
 COST_OPTIONS = ("features", "proj_k", "landmarks", "window")
 """Options that trade error for cost, the most important one of a mechanism first."""
@@ -218,7 +218,7 @@ def _random_subject(plan: Plan) -> Subject:
 
 def _trained_subject(folder: Path) -> Subject | None:
     """None if the run's first layer is not plain softmax attention."""
-    run = load_run(folder)
+    run = load_trained(folder)
     mixer = next(module for module in run.model.input_stack.modules() if isinstance(module, AttentionMixer))
     if not isinstance(mixer, Softmax) or mixer.inner != mixer.config.dim:
         return None

@@ -15,7 +15,7 @@ from subquad.compare.measure.base import SIDE_BY_SIDE, Begin, Context, Measureme
 from subquad.compare.measure.timing import interleaved_seconds, synchronizer
 from subquad.compare.plan import Plan
 from subquad.compare.records import Point
-from subquad.train.run import load_run
+from subquad.train.run import load_trained
 
 
 class DecodingPoint(Point):
@@ -58,7 +58,7 @@ def measure_decoding(runs: Mapping[str, Path], split: str, repeats: int, begin: 
     device = None
     for label, folder in runs.items():
         begin(label)
-        run = load_run(folder)
+        run = load_trained(folder)
         device = run.device
         write = run.recipe.task_class.decoding_workload(run, split)
         try:

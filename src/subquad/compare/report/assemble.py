@@ -12,7 +12,7 @@ from subquad.compare.measure.base import Context
 from subquad.compare.measure.cache import stored_points
 from subquad.compare.plan import Plan, TrialName
 from subquad.compare.records import EpochCost, PairedDifference, Trial
-from subquad.compare.report.schema import Mechanism, Metric, Result
+from subquad.compare.report.result import Mechanism, Metric, Result
 from subquad.compare.trials import StoredTrial, Trials
 from subquad.environment import environment
 

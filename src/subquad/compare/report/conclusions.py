@@ -23,7 +23,7 @@ from subquad.compare.report.formatting import (
     format_seeds,
     join_words,
 )
-from subquad.compare.report.schema import Metric, Result
+from subquad.compare.report.result import Metric, Result
 from subquad.compare.report.statistics import (
     Difference,
     SpeedRatio,

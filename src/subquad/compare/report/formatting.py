@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from subquad.compare.report.schema import Metric
+from subquad.compare.report.result import Metric
 from subquad.compare.report.statistics import CONFIDENCE, Crossover, Difference, Estimate
 
 NOTHING = "–"

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from subquad.compare.report import sections
 from subquad.compare.report.formatting import format_seeds
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section
 from subquad.files import replace_synced
 

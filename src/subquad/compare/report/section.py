@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 
 
 @dataclass(frozen=True)

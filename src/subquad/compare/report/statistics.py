@@ -9,7 +9,7 @@ from typing import Literal
 from subquad.compare.measure.costs import Pass
 from subquad.compare.measure.decoding import DecodingPoint
 from subquad.compare.measure.lengths import LengthPoint, Part, Timing
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 
 CONFIDENCE = 0.95
 SIGNIFICANT = 1 - CONFIDENCE

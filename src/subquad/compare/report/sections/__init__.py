@@ -1,6 +1,6 @@
 """The sections of the page, in their order. A new section is one file here and one entry in this list."""
 
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Section, Table
 from subquad.compare.report.sections import (
     approximation,

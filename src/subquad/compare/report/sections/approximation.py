@@ -2,7 +2,7 @@
 
 from subquad.compare.measure.approximation import ApproximationPoint
 from subquad.compare.report.formatting import format_number, format_quantity, format_setting
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import (
     Axis,
     Content,

@@ -1,7 +1,7 @@
 """The headline, and what was found about quality and cost, and what limits it."""
 
 from subquad.compare.report.conclusions import conclude
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section
 
 GROUPS = {"quality": "Quality", "cost": "Cost", "caveat": "Limits"}

@@ -1,6 +1,6 @@
 """The machine and the versions of the programs that made the numbers."""
 
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section, Table
 
 TEMPLATE = (

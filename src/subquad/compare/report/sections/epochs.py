@@ -1,7 +1,7 @@
 """What an epoch of training costs."""
 
 from subquad.compare.report.formatting import NOTHING, format_bytes, format_number, format_ratio, format_setting
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section, Table
 
 

@@ -2,7 +2,7 @@
 
 from subquad.compare.measure.lengths import PART_TITLES, LengthPoint, Part, Timing
 from subquad.compare.report.formatting import NOTHING, format_bytes, format_number, format_quantity, format_setting
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import (
     Axis,
     Content,

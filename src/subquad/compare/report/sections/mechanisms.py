@@ -11,7 +11,7 @@ from subquad.compare.report.formatting import (
     format_number,
     format_p,
 )
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section, Table
 from subquad.compare.report.statistics import (
     crossover,

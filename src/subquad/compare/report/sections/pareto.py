@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from subquad.compare.measure.costs import PASSES
 from subquad.compare.report.formatting import format_number, format_quantity, format_seeds
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Axis, Content, Control, Plot, PlotPoint, Section, Series, View
 from subquad.compare.report.statistics import (
     Estimate,

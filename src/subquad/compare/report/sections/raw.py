@@ -1,6 +1,6 @@
 """The whole result as JSON, which the page's script fills in and saves."""
 
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section
 
 TEMPLATE = """<p><button id="download" type="button" hidden>Save as JSON</button></p>

@@ -2,7 +2,7 @@
 
 import yaml
 
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section
 
 TEMPLATE = """<pre tabindex="0">{{ recipe }}</pre>"""

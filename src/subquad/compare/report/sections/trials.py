@@ -14,7 +14,7 @@ from subquad.compare.report.formatting import (
     format_seeds,
     format_setting,
 )
-from subquad.compare.report.schema import Result
+from subquad.compare.report.result import Result
 from subquad.compare.report.section import (
     Axis,
     Content,
