@@ -4,8 +4,9 @@
     python -m benchmarks.decode --only language --quick             one part, at toy sizes: shows that it works
 
 Parts: translation (beam search with streaming states against the same search without), language (greedy, one text at a
-time, against what memory allows; weights of a byte), growth (time and memory of a token by position), and with
---run RUN --source FILE --references FILE also run (a trained translation model on a test set).
+time, against what memory allows; weights of a byte), rows (linear maps of a few rows against torch's own), growth (time
+and memory of a token by position), and with --run RUN --source FILE --references FILE also run (a trained translation
+model on a test set).
 Models have random weights, except that of a run. Times are medians of repeats that are interleaved over what is
 compared. A time is printed only for a result that was checked; the exit code is 1 when a check failed.
 """
@@ -46,6 +47,7 @@ TITLES = {
     "translation": "time of a token without streaming states over that with them",
     "language-float32": "time that memory needs to read the weights once, over that of a token",
     "language-int8": "time of a token of the plain float32 model over that with int8 weights",
+    "rows": "time of a step with torch's linear maps over that with maps for a few rows",
     "growth": "time of a token at the later position over that at the earlier",
     "growth-state": "bytes of the state at the later position over those at the earlier",
     "run": f"tokens a second over the {ORIGINAL} of the original program",
@@ -170,6 +172,29 @@ def language(effort: Effort) -> Iterator[Result]:
         yield Result("language-int8", labels, {**rates, **quality}, score, ("at least", 2.5), seconds=seconds)
 
 
+@torch.inference_mode()
+def rows(effort: Effort) -> Iterator[Result]:
+    """One step of several texts at once, with torch's own linear maps and with those for a few rows."""
+    size = (2, 32, 100) if effort.quick else (6, 512, 10_000)
+    for mixer in ("lightconv", "softmax"):
+        model = language_model(mixer, size)
+        models = {"plain": model, "float32": prepare_for_inference(model, "float32")}
+        for count in (1, 5, 16):
+            tokens = torch.full((count, 1), SYMBOLS.eos)
+            state = model(tokens.expand(-1, 8), state=model.init_state(count)).state
+            logits = {name: one(tokens, state=state).logits for name, one in models.items()}
+            labels = {"mechanism": mixer, "rows": count}
+            error = relative_distance(logits["float32"], logits["plain"])
+            if error > 1e-5:
+                yield Result("rows", labels, reason=f"logits of the float32 form are off by {error:.1e}")
+                continue
+            steps = {name: lambda one=one: one(tokens, state=state) for name, one in models.items()}  # noqa: B023
+            seconds = side_by_side(steps, effort)
+            medians = {name: one["median"] for name, one in seconds.items()}
+            numbers = {f"{name} ms": 1e3 * value for name, value in medians.items()}
+            yield Result("rows", labels, numbers, medians["plain"] / medians["float32"], seconds=seconds)
+
+
 # ---------------------------------------------------------------------- growth
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -271,6 +296,7 @@ def perplexity(model: Seq2Seq, source: Any, target: Any, texts: Sequence[str], w
 PARTS: dict[str, Callable[[Effort], Iterator[Result]]] = {
     "translation": translation,
     "language": language,
+    "rows": rows,
     "growth": growth,
 }
 

@@ -22,6 +22,7 @@ def test_every_part_has_results(tmp_path: Path) -> None:
         "translation",
         "language-float32",
         "language-int8",
+        "rows",
         "growth",
         "growth-state",
     }
