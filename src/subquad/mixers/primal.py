@@ -66,7 +66,7 @@ class PrimalState(State):
     k: Tensor
 
 
-class Scores(NamedTuple):
+class PrimalScores(NamedTuple):
     """e, r: (batch, heads, time, s); we, wr: the (.., heads, d, s) they were projected on. In float32 at least."""
 
     e: Tensor
@@ -124,7 +124,7 @@ class Primal(Mixer[PrimalConfig]):
         last = qk[:, :, -1].clone().chunk(2, 1)  # a copy: the chunk may be long
         return self._merge(scores), PrimalState(advanced(state.lengths, new, x.shape[1]), *last)
 
-    def scores(self, x: Tensor, layout: Layout) -> Scores:
+    def scores(self, x: Tensor, layout: Layout) -> PrimalScores:
         """The projection scores e, r of every token of x (batch, time, C)."""
         qk = self._project(x)
         with full_precision(x):
@@ -140,13 +140,13 @@ class Primal(Mixer[PrimalConfig]):
         """q of all heads, then k of all heads: (batch, 2 heads, time, d), in float32 at least."""
         return at_least_float32(self.qk(x)).unflatten(-1, (2 * self.config.heads, -1)).transpose(1, 2)
 
-    def _merge(self, scores: Scores) -> Tensor:
+    def _merge(self, scores: PrimalScores) -> Tensor:
         """(batch, time, C): scores joined per head, heads side by side, output projection, dropout."""
         both = torch.cat((scores.e.transpose(1, 2), scores.r.transpose(1, 2)), -1)
         y = self.out(self.join(both.to(self.join.weight.dtype)).flatten(2))
         return dropout(y, self.config.dropout, self.training)
 
-    def _regulariser(self, scores: Scores, layout: Layout) -> Tensor:
+    def _regulariser(self, scores: PrimalScores, layout: Layout) -> Tensor:
         """J^2 of every sample, (batch,), means running over each row's own tokens."""
         heads, batch = self.config.heads, scores.e.shape[0]
         with full_precision(scores.e):
@@ -167,12 +167,12 @@ class Primal(Mixer[PrimalConfig]):
             return balance.square()
 
 
-def _project_on(qk: Tensor, we: Tensor, wr: Tensor) -> Scores:
-    """Scores of [q ; k] (batch, 2 heads, time, d)."""
+def _project_on(qk: Tensor, we: Tensor, wr: Tensor) -> PrimalScores:
+    """PrimalScores of [q ; k] (batch, 2 heads, time, d)."""
     # phi after the product: what is divided is s wide instead of d, and squares have a cheaper gradient than norms
     inverse = qk.square().sum(-1, keepdim=True).clamp(min=SMALLEST_NORM**2).rsqrt()
     e, r = ((qk @ torch.cat([we, wr], -3)) * inverse).chunk(2, 1)
-    return Scores(e, r, we, wr)
+    return PrimalScores(e, r, we, wr)
 
 
 def sample_positions(lengths: Tensor, count: int) -> Tensor:

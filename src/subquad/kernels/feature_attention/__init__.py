@@ -18,7 +18,7 @@ from torch import Tensor
 from subquad.kernels.dispatch import choose
 
 
-class Scores(NamedTuple):
+class FeatureScores(NamedTuple):
     """Of queries and keys (2): y (2, batch, heads, time, m); c and the largest of y: (2, batch, heads, time)."""
 
     y: Tensor
@@ -26,13 +26,13 @@ class Scores(NamedTuple):
     log_scale: Tensor
 
 
-def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
+def feature_scores(qkv: Tensor, matrix: Tensor) -> FeatureScores:
     """Scores of projections qkv (batch, time, 3, heads, d) with W (heads, m, d), for the attention of the same two."""
     return choose("feature_attention", qkv).feature_scores(qkv, matrix)
 
 
 def feature_attention(
-    qkv: Tensor, matrix: Tensor, scores: Scores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
+    qkv: Tensor, matrix: Tensor, scores: FeatureScores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
 ) -> Tensor:
     """y (batch, time, heads, d) of projections qkv (batch, time, 3, heads, d) with W = matrix (heads, m, d).
 

@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from subquad.kernels.feature_attention import Scores
+from subquad.kernels.feature_attention import FeatureScores
 from subquad.kernels.parallel import parallel_map
 from subquad.kernels.tiles import Part, Tile, parts_by_thread, tiles_of
 
 DTYPES = (torch.float32, torch.float64)
 
 
-def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
+def feature_scores(qkv: Tensor, matrix: Tensor) -> FeatureScores:
     """See the public function. No gradient flows through these scores: the attention's goes to qkv and W at once."""
-    return Scores(*torch.ops.subquad.feature_scores(qkv.detach(), matrix.detach()))
+    return FeatureScores(*torch.ops.subquad.feature_scores(qkv.detach(), matrix.detach()))
 
 
 def feature_attention(
-    qkv: Tensor, matrix: Tensor, scores: Scores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
+    qkv: Tensor, matrix: Tensor, scores: FeatureScores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
     trains = torch.is_grad_enabled() and (qkv.requires_grad or matrix.requires_grad)

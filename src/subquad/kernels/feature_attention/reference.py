@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from subquad.kernels.feature_attention import Scores
+from subquad.kernels.feature_attention import FeatureScores
 from subquad.kernels.precision import at_least_float32, full_precision
 
 
@@ -19,12 +19,12 @@ class Sums(NamedTuple):
     counts: Tensor
 
 
-def feature_scores(qkv: Tensor, matrix: Tensor) -> Scores:
+def feature_scores(qkv: Tensor, matrix: Tensor) -> FeatureScores:
     """See the public function."""
     t = at_least_float32(qkv[:, :, :2]).permute(2, 0, 3, 1, 4)
     with full_precision(qkv):
         y, c = scores_of(t, matrix)
-    return Scores(y, c, y.detach().amax(-1))
+    return FeatureScores(y, c, y.detach().amax(-1))
 
 
 def scores_of(t: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def scores_of(t: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 def feature_attention(
     qkv: Tensor,
     matrix: Tensor,
-    scores: Scores,
+    scores: FeatureScores,
     log_scale: Tensor,
     mask: Tensor | None,
     eps: float,

@@ -44,7 +44,7 @@ class Kept(NamedTuple):
     weights: Tensor | None
 
 
-class Layout:
+class Partition:
     """What forward and backward share: parts, and where what their tiles keep lies in one buffer."""
 
     def __init__(self, qkv: Tensor, w: Tensor, weighted: bool) -> None:
@@ -130,17 +130,17 @@ def _forward(
     trains: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y, u, and what tiles keep (empty unless training)."""
-    layout = Layout(qkv, w_keys, directions is not None)
+    partition = Partition(qkv, w_keys, directions is not None)
     y = qkv.new_empty(qkv.shape[0], qkv.shape[1], *qkv.shape[3:])
     u = torch.empty_like(w_keys, memory_format=torch.contiguous_format)
-    buffer = qkv.new_empty(layout.size() if trains else 0)
-    c, scale = layout.landmarks, layout.scale
+    buffer = qkv.new_empty(partition.size() if trains else 0)
+    c, scale = partition.landmarks, partition.scale
     both = w_queries if directions is None else torch.cat([w_queries, directions], 2)
 
     def mix(part: Part) -> None:
         own, own_y, own_mask = part.of_tokens(qkv), part.of_tokens(y), None if mask is None else mask[part.rows]
-        room = layout.of_part(part, buffer) if trains else qkv.new_empty(layout.part_size(part))
-        kept = layout.kept(own, room)
+        room = partition.of_part(part, buffer) if trains else qkv.new_empty(partition.part_size(part))
+        kept = partition.kept(own, room)
         own_u, mass = _summarise_keys(own, _packed(w_keys, part) * scale, own_mask, kept)
         _unpack(own_u, u, part)
         offset, own_both = _packed(shared, part) + mass, _packed(both, part) * scale
@@ -161,7 +161,7 @@ def _forward(
             probs.div_(probs.sum(1, keepdim=True))
             tile.unpack(torch.bmm(probs.transpose(1, 2), own_u), own_y)
 
-    list(parallel_map(mix, layout.parts()))
+    list(parallel_map(mix, partition.parts()))
     return y, u, buffer
 
 
@@ -252,13 +252,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of qkv, w, w', b, f and beta; those of what is absent are empty."""
     d_qkv, *d_small = _like(qkv, w_keys, w_queries, shared, directions, balance)
-    layout = Layout(qkv, w_keys, directions is not None)
-    c, scale = layout.landmarks, layout.scale
+    partition = Partition(qkv, w_keys, directions is not None)
+    c, scale = partition.landmarks, partition.scale
     both = w_queries if directions is None else torch.cat([w_queries, directions], 2)
 
     def differentiate(part: Part) -> None:
         own, own_d_qkv, own_mask = part.of_tokens(qkv), part.of_tokens(d_qkv), None if mask is None else mask[part.rows]
-        kept = layout.kept(own, layout.of_part(part, buffer))
+        kept = partition.kept(own, partition.of_part(part, buffer))
         own_u, own_both = _packed(u, part), _packed(both, part) * scale
         own_weights = None if mean_weights is None else _for_heads(mean_weights, part)
         d_by_query, d_u, d_shared, d_balance = _through_weights(
@@ -275,7 +275,7 @@ def _backward(
         for whole, gradient in zip(d_small[: 3 if directions is None else 5], gradients, strict=False):
             _unpack(gradient.contiguous(), whole, part)
 
-    list(parallel_map(differentiate, layout.parts()))
+    list(parallel_map(differentiate, partition.parts()))
     d_w_keys, d_w_queries, d_shared, d_directions, d_balance = d_small
     return d_qkv, d_w_keys, d_w_queries, d_shared, d_directions, d_balance
 
@@ -294,7 +294,7 @@ def _like(*tensors: Tensor | None) -> list[Tensor]:
 @_forward.register_fake
 def _fake_forward(qkv: Tensor, w_keys: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     y = qkv.new_empty(qkv.shape[0], qkv.shape[1], *qkv.shape[3:])
-    size = Layout(qkv, w_keys, others[2] is not None).size() if others[-1] else 0
+    size = Partition(qkv, w_keys, others[2] is not None).size() if others[-1] else 0
     return y, _like(w_keys)[0], qkv.new_empty(size)
 
 

@@ -54,7 +54,7 @@ class Shape(NamedTuple):
         return self.before + self.window + self.after
 
 
-class Tile(NamedTuple):
+class WindowTile(NamedTuple):
     """Some windows of one sequence, or all windows of some sequences; and how many summaries its last query sees."""
 
     rows: slice
@@ -72,19 +72,19 @@ class Tiling:
         self.windows = time // shape.window
         self.summaries = 0 if summary_k is None else summary_k.shape[2]
 
-    def __iter__(self) -> Iterator[Tile]:
+    def __iter__(self) -> Iterator[WindowTile]:
         shape = self.shape
         logits = shape.window * (shape.keys + self.summaries)
         for rows, windows in cut(self.batch, self.windows, logits, TILE_ELEMENTS):
             seen = (windows.stop * shape.window - 1) // shape.chunk if shape.chunk else self.summaries
             whole = windows.stop - windows.start == self.windows
-            yield Tile(rows, windows, self.summaries if whole else min(seen, self.summaries))
+            yield WindowTile(rows, windows, self.summaries if whole else min(seen, self.summaries))
 
     def kept(self) -> tuple[int, int]:
         """Room for the probabilities of all tiles of each head. Where tiles see fewer summaries, less is used."""
         return self.heads, self.batch * self.windows * self.shape.window * (self.shape.keys + self.summaries)
 
-    def hide(self, logits: Tensor, tile: Tile, mask: Tensor | None, summary_mask: Tensor | None) -> None:
+    def hide(self, logits: Tensor, tile: WindowTile, mask: Tensor | None, summary_mask: Tensor | None) -> None:
         """Hides masked, later and unseen keys in logits (rows, windows, w, keys + summaries)."""
         shape = self.shape
         local, summary = logits[..., : shape.keys], logits[..., shape.keys :]
@@ -106,7 +106,7 @@ class Tiling:
         if tile.summaries and summary_mask is not None:
             summary.masked_fill_(~_rows(summary_mask, tile)[:, None, None, : tile.summaries], MASK_VALUE)
 
-    def _hide_outside(self, local: Tensor, tile: Tile) -> None:
+    def _hide_outside(self, local: Tensor, tile: WindowTile) -> None:
         """Keys before the sequence and after it, which only the outermost windows reach."""
         shape = self.shape
         for number, window in enumerate(range(tile.windows.start, tile.windows.stop)):
@@ -118,17 +118,17 @@ class Tiling:
                 local[:, number, :, shape.keys - beyond :] = MASK_VALUE
 
 
-def _rows(x: Tensor, tile: Tile) -> Tensor:
+def _rows(x: Tensor, tile: WindowTile) -> Tensor:
     """The tile's rows of (batch or 1, ...)."""
     return x if x.shape[0] == 1 else x[tile.rows]
 
 
-def _by_window(x: Tensor, tile: Tile, shape: Shape) -> Tensor:
+def _by_window(x: Tensor, tile: WindowTile, shape: Shape) -> Tensor:
     """The tile's windows of x (batch, time, d), without reach: (rows, windows, window, d), a view."""
     return x[tile.rows].unflatten(1, (-1, shape.window))[:, tile.windows]
 
 
-def _reachable(x: Tensor, tile: Tile, shape: Shape, summaries: Tensor | None) -> Tensor:
+def _reachable(x: Tensor, tile: WindowTile, shape: Shape, summaries: Tensor | None) -> Tensor:
     """Keys (or values) of a tile: (rows * windows, keys + summaries, d).
 
     x: (batch, before + time + after, d), of which windows reach parts; summaries: (batch, n, d), beside all of them.
@@ -140,7 +140,7 @@ def _reachable(x: Tensor, tile: Tile, shape: Shape, summaries: Tensor | None) ->
     return local.flatten(0, 1)
 
 
-def _add_reachable(total: Tensor, windows: Tensor, tile: Tile, shape: Shape) -> None:
+def _add_reachable(total: Tensor, windows: Tensor, tile: WindowTile, shape: Shape) -> None:
     """Transposes `_reachable` of windows: adds (rows, windows, keys, d) to (batch, before + time + after, d)."""
     # Windows stand a window apart, so pieces of at most that length can be added to all of them at once.
     for begin in range(0, shape.keys, shape.window):
