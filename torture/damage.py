@@ -157,20 +157,24 @@ def check_tokens(config: TextDataConfig, expected: dict[str, Any], copy: Path, d
 # ---------------------------------------------------------------------- a trained run
 
 
-def check_run(expected: dict[str, Any], copy: Path, draw: random.Random) -> str:
-    """Using a model: its checkpoint, its tokenizers and what else its inputs need."""
-    chosen = checkpoints(copy / "checkpoints")[0]
+def check_run(expected: dict[str, dict[str, Any]], copy: Path, draw: random.Random) -> str:
+    """Using a model: any of its checkpoints, its tokenizers and what else its inputs need.
+
+    expected: the content by the name that is asked for. Another checkpoint than that one is never used.
+    """
+    chosen = draw.choice(checkpoints(copy / "checkpoints"))
     files = [*(copy / "tokenizers").rglob("*"), copy / "inputs.json", *chosen.iterdir()]
     done = damage(draw, sorted(file for file in files if file.is_file()))
+    name = draw.choice(sorted(expected))
     try:
-        found = run_content(copy)
+        found = run_content(copy, name)
     except ValueError as error:
         return NAMED if done.is_named(str(error)) else f"WRONG: {done}: not named by {error}"
-    return SAME if same_run(found, expected) else f"WRONG: {done}: used in silence"
+    return SAME if same_run(found, expected[name]) else f"WRONG: {done}: {name} is used in silence"
 
 
-def run_content(run: Path) -> dict[str, Any]:
-    loaded = load_trained(run, "last")
+def run_content(run: Path, checkpoint: str) -> dict[str, Any]:
+    loaded = load_trained(run, checkpoint)
     prints = {side: loaded.tokenizer(side).fingerprint() for side in ("source", "target")}
     return {"weights": dict(loaded.model.state_dict()), "update": loaded.update, "inputs": loaded.inputs, **prints}
 
@@ -200,7 +204,7 @@ def damages(folder: Path, count: int, seed: int) -> Iterator[Result]:
         return repeated(run / "data", 2 * count // 5, seed, lambda *given: check_tokens(config, expected, *given))
 
     def of_runs() -> dict[str, int]:
-        expected = run_content(run)
+        expected = {name: run_content(run, name) for name in ("best", "last")}
         return repeated(run, count - 2 * (2 * count // 5), seed, lambda *given: check_run(expected, *given))
 
     for what, work in (

@@ -163,8 +163,16 @@ def test_a_damaged_state_neither_stops_a_run_nor_counts(tmp_path: Path) -> None:
         save_checkpoint(tmp_path, some_checkpoint(update, epoch=update, epoch_end=True, metrics=metrics))
     state = tmp_path / "update-000000002" / "state.json"
     state.write_text(state.read_text().replace('"loss": 2.0', '"loss": 0.0'))  # it would be the best
-    with pytest.warns(UserWarning, match=r"update-000000002 is damaged: the checksum of state\.json differs"):
-        assert read_state(best(tmp_path, BestMetric())[0]).update == 1
+    damaged = r"update-000000002 is damaged: the checksum of state\.json differs"
+    with pytest.raises(ValueError, match=damaged):
+        read_state(state.parent)
+    with pytest.raises(ValueError, match=f"{damaged}.*--checkpoint NAME"):
+        best(tmp_path, BestMetric())
+    with pytest.raises(ValueError, match=damaged):
+        newest(tmp_path, 2, epoch_ends=True)
+    assert newest(tmp_path, 1, epoch_ends=True) == [tmp_path / "update-000000003"]  # which one is older does not matter
+    with pytest.warns(UserWarning, match=damaged):
+        assert read_state(best(tmp_path, BestMetric(), skip_damaged=True)[0]).update == 1
     with pytest.warns(UserWarning, match="left out"):
         remove_surplus_checkpoints(tmp_path, CheckpointRetention(keep_last=1, keep_epochs=2), BestMetric())
     assert [path.name for path in checkpoints(tmp_path)] == ["update-000000003", "update-000000001"]

@@ -15,7 +15,7 @@ from subquad.data.batches import BatchPlan, batch_seed
 from subquad.files import CHECKSUM, read_metadata
 from subquad.models import build_from_config
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, MainMetric, Task
-from subquad.train.checkpoint import checkpoint_folder, latest, read_state
+from subquad.train.checkpoint import checkpoint_folder, checkpoints, read_state
 from subquad.train.metrics_log import RESUMED, read_metrics
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import ENVIRONMENT, RECIPE, build_task
@@ -42,8 +42,8 @@ def describe_run(trial: Trial, run: Path) -> None:
         model = build_from_config(recipe.model_data(model_config))
     trial.parameters, trial.config = model.parameter_count(), mixer_options(model)
     trial.setting = _setting(run, recipe)
-    if (path := latest(checkpoint_folder(run))) is not None:
-        trial.training_seconds = 60 * read_state(path).extra["minutes"]
+    if found := checkpoints(checkpoint_folder(run)):
+        trial.training_seconds = 60 * read_state(found[0]).extra["minutes"]
     if (run / "metrics.jsonl").exists():
         trial.curve = learning_curve(
             read_metrics(run / "metrics.jsonl"), recipe.task_class.main_metric, trial.training_seconds
@@ -140,13 +140,13 @@ def data_order(run: Path) -> DataOrder | None:
 
 def epoch_cost(trial: Trial, run: Path, order: DataOrder) -> EpochCost | None:
     """An epoch at the run's median speed; where its log is too short to tell, at its mean time for an update."""
-    path = latest(checkpoint_folder(run))
-    if path is None or not trial.training_seconds:
+    found = checkpoints(checkpoint_folder(run))
+    if not found or not trial.training_seconds:
         return None
     if trial.tokens_per_second is not None:
         seconds, how = order.targets / trial.tokens_per_second, "median speed, without validations"
     else:
-        updates = read_state(path).update
+        updates = read_state(found[0]).update
         seconds = trial.training_seconds / updates * order.updates
         how = f"mean of {updates:,} updates, validations included"
     setting = {**trial.setting, "epoch": how}

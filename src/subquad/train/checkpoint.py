@@ -15,7 +15,7 @@ later, the checksums show, by file.
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -153,7 +153,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(
         model=_tensors(path / MODEL),
         optimizer=_tensors(path / OPTIMIZER),
-        state=read_state(path),
+        state=_parse_state(path),
         rng=_tensors(path / RNG),
         ema=_tensors(path / EMA) if (path / EMA).exists() else None,
     )
@@ -189,14 +189,19 @@ def verify(path: Path, only: Sequence[str] | None = None) -> None:
         elif checksum(path / name) != expected:
             problems.append(f"the checksum of {name} differs")
     if not problems and STATE in needed and _is_of_training(path):
-        update = read_state(path).update
+        update = _parse_state(path).update
         problems = [] if update == _update_of(path) else [f"{STATE} is of update {update}"]
     if problems:
         raise ValueError(f"checkpoint {path} is damaged: {'; '.join(problems)}")
 
 
 def read_state(path: Path) -> TrainState:
-    """Only where the run stood: quick, without the tensors."""
+    """Only where the run stood: quick, without the tensors. Damage is a ValueError that names the file."""
+    verify(path, [STATE])
+    return _parse_state(path)
+
+
+def _parse_state(path: Path) -> TrainState:
     content = _json(path / STATE)
     if content.pop("format", None) != FORMAT:
         raise ValueError(f"{path / STATE} is not the state of a checkpoint in format {FORMAT}")
@@ -283,33 +288,43 @@ class BestMetric(NamedTuple):
     better: str = "lower"
 
 
-def best(folder: str | Path, metric: BestMetric) -> list[Path]:
-    """Checkpoints that have the metric, the best first; of equals the older."""
+def best(folder: str | Path, metric: BestMetric, *, skip_damaged: bool = False) -> list[Path]:
+    """Checkpoints that have the metric, the best first; of equals the older. skip_damaged: see `_states`."""
     scored = []
-    for path in checkpoints(folder):
-        state = _sound_state(path)
-        value = None if state is None else state.metrics.get(metric.metric)
+    for path, state in _states(folder, skip_damaged):
+        value = state.metrics.get(metric.metric)
         if value is not None and value == value:
             scored.append((value if metric.better == "lower" else -value, _update_of(path), path))
     return [path for *_, path in sorted(scored)]
 
 
-def _sound_state(path: Path) -> TrainState | None:
-    """The state as it was written; None, with a warning, where it is damaged."""
-    try:
-        verify(path, [STATE])
-        return read_state(path)
-    except ValueError as error:
-        warnings.warn(f"{error}; it is left out", stacklevel=3)
-        return None
+def _states(folder: str | Path, skip_damaged: bool) -> Iterator[tuple[Path, TrainState]]:
+    """All checkpoints of a run with their states, the newest first.
+
+    A damaged state is an error, for the checkpoint may be the one that is looked for. skip_damaged: a warning instead,
+    which is for training alone: its next checkpoint does not depend on which of the old ones are kept.
+    """
+    for path in checkpoints(folder):
+        try:
+            state = read_state(path)
+        except ValueError as error:
+            if not skip_damaged:
+                raise ValueError(
+                    f"{error}, so it cannot be known whether it is the one to use; restore it, or say by name which to "
+                    "use (--checkpoint NAME; subquad average RUN NAME ...)"
+                ) from None
+            warnings.warn(f"{error}; it is left out", stacklevel=3)
+        else:
+            yield path, state
 
 
 def remove_surplus_checkpoints(folder: str | Path, retention: CheckpointRetention, metric: BestMetric) -> list[Path]:
     """Removes the checkpoints that no rule keeps; returns them."""
     every = checkpoints(folder)
-    kept = {*every[: retention.keep_last], *best(folder, metric)[: retention.keep_best]}
+    kept = {*every[: retention.keep_last], *best(folder, metric, skip_damaged=True)[: retention.keep_best]}
     if retention.keep_epochs:
-        kept.update(newest(folder, retention.keep_epochs, epoch_ends=True, fewer=True))
+        ends = [path for path, state in _states(folder, skip_damaged=True) if state.epoch_end]
+        kept.update(ends[: retention.keep_epochs])
     if retention.keep_every:
         kept.update(path for path in every if _update_of(path) % retention.keep_every == 0)
     removed = [path for path in every if path not in kept]
@@ -323,21 +338,18 @@ def remove_surplus_checkpoints(folder: str | Path, retention: CheckpointRetentio
 # ---------------------------------------------------------------------- averaging
 
 
-def newest(
-    folder: str | Path, count: int, *, up_to: int | None = None, epoch_ends: bool = False, fewer: bool = False
-) -> list[Path]:
+def newest(folder: str | Path, count: int, *, up_to: int | None = None, epoch_ends: bool = False) -> list[Path]:
     """The `count` newest checkpoints, newest first; up to an update; or only ends of epochs (`up_to`: an epoch)."""
     found = []
-    for path in checkpoints(folder):
-        state = _sound_state(path) if epoch_ends else None
-        if epoch_ends and (state is None or not state.epoch_end):
+    for path, state in _states(folder, skip_damaged=False):
+        if epoch_ends and not state.epoch_end:
             continue
-        if up_to is None or (state.epoch if state is not None else _update_of(path)) <= up_to:
+        if up_to is None or (state.epoch if epoch_ends else state.update) <= up_to:
             found.append(path)
-    if len(found) < count and not fewer:
-        what = "checkpoints at the end of an epoch" if epoch_ends else "checkpoints"
-        raise ValueError(f"{folder} holds {len(found)} {what}, fewer than the {count} asked for; ask for fewer")
-    return found[:count]
+        if len(found) == count:  # what is older does not matter, not even if it is damaged
+            return found
+    what = "checkpoints at the end of an epoch" if epoch_ends else "checkpoints"
+    raise ValueError(f"{folder} holds {len(found)} {what}, fewer than the {count} asked for; ask for fewer")
 
 
 def average(paths: Sequence[str | Path], *, ema: bool = False) -> dict[str, Tensor]:

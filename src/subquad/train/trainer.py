@@ -250,7 +250,7 @@ class Trainer:
         if self.log is not None:
             self.log.close()
         folder = checkpoint_folder(self.run)
-        kept = [*best(folder, self.best_metric), *checkpoints(folder)]
+        kept = [*best(folder, self.best_metric, skip_damaged=True), *checkpoints(folder)]
         for tracker in self.trackers:
             tracker.artifact(self.run, kept[0])
             tracker.close()
