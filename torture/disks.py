@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.measured import Result
 from subquad.data.builtin import load
+from subquad.processes import INTERRUPTED, TERMINATED
 from subquad.train.checkpoint import checkpoints
 from torture.cases import Case, difference, last_line
 from torture.kills import outcome, spread
@@ -56,7 +57,8 @@ def failing(case: Case, error: str, points: list[int]) -> Result:
 
 
 def signalled(case: Case, name: str, points: list[int]) -> Result:
-    return at_operations(case, name, points, f"{name} while a checkpoint is saved", 130)
+    code = {"SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}[name]
+    return at_operations(case, name, points, f"{name} while a checkpoint is saved", code)
 
 
 def line(what: str, tried: int, wrong: list[str]) -> Result:

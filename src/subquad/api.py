@@ -65,7 +65,8 @@ def train(
     recipe: the path of a YAML file, or its content as a mapping. changes: as on the command line, such as
     "train.updates=100". sections: changes to the recipe's sections, such as `train={"updates": 100}`. out: the run
     directory; by default it is runs/NAME for the recipe NAME.yaml, or the run whose own recipe is given. quiet: print
-    no progress. Under torchrun all processes call it and share the batches of every update.
+    no progress. Under torchrun all processes call it and share the batches of every update. An interruption (SIGINT or
+    SIGTERM) finishes the update and saves it, and then raises KeyboardInterrupt.
 
     >>> import subquad
     >>> run = subquad.train("recipes/small/digits.yaml", train={"updates": 60}, out="runs/digits", quiet=True)
@@ -180,8 +181,9 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the last validation."""
-        return self._last_state.metrics
+        """The metrics of the last validation; none if there was none yet."""
+        saved = stored.checkpoints(stored.checkpoint_folder(self.folder))  # an interrupted training saves without them
+        return next((metrics for path in saved if (metrics := stored.read_state(path).metrics)), {})
 
     @property
     def updates(self) -> int:

@@ -3,12 +3,14 @@
 import re
 import signal
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-INTERRUPTED = 130
-"""The exit code of a process that was interrupted."""
+INTERRUPTED, TERMINATED = 130, 143
+"""The exit codes of a process that Ctrl-C (SIGINT) or SIGTERM has ended."""
 NO_MEMORY = re.compile("OutOfMemoryError|can't allocate memory")  # how torch says it, on a GPU and on the CPU
 LOST_PROCESS = re.compile("gloo/transport|Connection closed by peer|Connection reset by peer|ncclRemoteError")
 
@@ -16,24 +18,88 @@ BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u
 """Characters that change the direction of writing, so that a text can be shown as another."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which schedulers send at the end of a job's time, ends work as Ctrl-C does, with another exit code."""
+
+
+class InterruptionError(Exception):
+    """A command was asked to end. The message says what is kept, and `exit_code` by what it was asked."""
+
+    def __init__(self, cause: KeyboardInterrupt) -> None:
+        super().__init__(f"interrupted: {cause}" if str(cause) else "interrupted")
+        self.exit_code = TERMINATED if isinstance(cause, Terminated) else INTERRUPTED
+
+
+def raise_terminated(*_: object) -> None:
+    raise Terminated
+
+
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, which schedulers send at the end of a job's time, raises KeyboardInterrupt as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def interruptible(sigterm: bool = True) -> Iterator[None]:
+    """Around a command: Ctrl-C raises InterruptionError at its end, and so does SIGTERM if `sigterm` says so."""
+    before = signal.signal(signal.SIGTERM, raise_terminated) if sigterm else None
     try:
         yield
+    except KeyboardInterrupt as error:
+        raise InterruptionError(error) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if sigterm:
+            signal.signal(signal.SIGTERM, before)
+
+
+class StopRequest:
+    """Whether SIGINT or SIGTERM has asked this process to come to an orderly end.
+
+    The first one is remembered. A second Ctrl-C raises KeyboardInterrupt at once. A second SIGTERM changes nothing:
+    one request may arrive by several ways, and whoever is out of patience sends SIGKILL.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def receive(self, number: int, _: object) -> None:
+        """Handles a signal."""
+        if self.signal is None:
+            self.signal = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def error(self, message: str) -> KeyboardInterrupt:
+        """What to raise at the orderly end; a request that only another process received counts as SIGTERM."""
+        return KeyboardInterrupt(message) if self.signal == signal.SIGINT else Terminated(message)
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Within it, SIGINT and SIGTERM are remembered instead of raised.
+
+    Only the main thread receives signals; in others there are no requests. Handlers of somebody else's, and signals
+    that are ignored, stay as they are.
+    """
+    request = StopRequest()
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, raise_terminated):
+                before[number] = signal.signal(number, request.receive)
+    try:
+        yield request
+    finally:
+        for stopped, handler in before.items():
+            signal.signal(stopped, handler)
 
 
 def run_main(main: Callable[[], None]) -> int:
     """Runs a program to its end and returns its exit code; an error is one line on stderr."""
     try:
-        with terminated_as_interrupted():
+        with interruptible():
             main()
-    except KeyboardInterrupt:
-        print("subquad: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except InterruptionError as error:
+        print(f"subquad: {error}", file=sys.stderr)
+        return error.exit_code
     except Exception as error:
         print(f"subquad: error: {error_line(error)}", file=sys.stderr)
         return 1

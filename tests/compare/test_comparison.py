@@ -17,6 +17,7 @@ from subquad.cli.main import run as command
 from subquad.compare.measure.approximation import ApproximationPoint
 from subquad.compare.measure.lengths import LengthPoint
 from subquad.compare.report.result import Result, read_result
+from subquad.train.checkpoint import checkpoints, read_state
 from tests.signals import interruptible
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
@@ -227,7 +228,8 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, capsys: pytest.Ca
 # ---------------------------------------------------------------------- interruption
 
 
-def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_comparison_goes_on(number: int, code: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["compare", *DIGITS, "train.updates=400", "train.validate_every=5", "--mixers", "softmax"]
     words += ["--lengths", "", "--out", str(out)]
@@ -239,10 +241,16 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)  # to the comparison alone, which has to tell its trial
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
-    assert said.endswith("subquad: interrupted\n")
+    assert process.returncode == code, said
+    kept = "what was computed and trained is kept, and the same command goes on from it"
+    assert said.endswith(f"subquad: interrupted: {kept}\n")
+    saved = checkpoints(out / "trials" / "softmax-seed1" / "checkpoints")[0]
+    log = (out / "trials" / "softmax-seed1" / "log.txt").read_text()
+    assert log.endswith(
+        f"interrupted: update {read_state(saved).update:,} is kept, and the same command goes on from it\n"
+    )
     assert not (out / "trials" / "softmax-seed1" / "trial.json").exists()
     assert list((out / "locks").iterdir()) == [], "no lock is left"
     (out / "trials" / "softmax-seed1" / "log.txt").rename(tmp_path / "first.txt")

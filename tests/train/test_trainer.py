@@ -22,7 +22,8 @@ from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task, differences, locked, open_run
-from subquad.train.trainer import Trainer, validate
+from subquad.train.trainer import Trainer
+from subquad.train.validation import validate
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 

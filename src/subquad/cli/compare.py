@@ -10,7 +10,7 @@ import typer
 from subquad.cli.options import RecipeFile, parse_integer, parse_mechanisms, parse_mixer_options, split_words
 from subquad.cli.output import print_table
 from subquad.packages import plugins
-from subquad.processes import terminated_as_interrupted
+from subquad.processes import interruptible
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -139,8 +139,11 @@ def run_comparison(comparison: "Comparison", shard: "Shard | None" = None) -> No
     """Computes what is not computed yet and shows how it goes on; Ctrl-C and the end of a job's time end it cleanly."""
     from subquad.compare.comparison import EVERYTHING
 
-    with terminated_as_interrupted(), Progress() as progress:
-        comparison.run(progress.report, shard or EVERYTHING)
+    with interruptible(), Progress() as progress:
+        try:
+            comparison.run(progress.report, shard or EVERYTHING)
+        except KeyboardInterrupt as error:
+            raise type(error)("what was computed and trained is kept, and the same command goes on from it") from None
 
 
 def show_result(result: "Result", out: Path) -> None:

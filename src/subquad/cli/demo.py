@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from subquad.cli.compare import parse_seeds, show_result
-from subquad.processes import terminated_as_interrupted
+from subquad.processes import interruptible
 
 MIXERS = ("softmax", "lightconv", "eva")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def demo(
     from subquad import api
 
     train = {"updates": updates, "budget": {"max_sentences": 64}, "smoothing": 0.1, "validate_every": 50}
-    with terminated_as_interrupted():
+    with interruptible():
         result = api.compare(
             {**RECIPE, "train": train},
             MIXERS,

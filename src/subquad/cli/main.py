@@ -27,7 +27,7 @@ from subquad.cli.output import Command, Group, styled
 from subquad.cli.train import train
 from subquad.cli.translate import translate
 from subquad.packages import PLUGINS, name_plugins, plugins
-from subquad.processes import INTERRUPTED, error_line, printable
+from subquad.processes import INTERRUPTED, InterruptionError, error_line, printable
 
 PluginOption = Annotated[
     list[str] | None,
@@ -118,6 +118,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = typer.main.get_command(app).main(words, prog_name="subquad", standalone_mode=False)
         sys.stdout.flush()
+    except InterruptionError as error:
+        print(f"subquad: {error}", file=sys.stderr)
+        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

@@ -1,7 +1,6 @@
 """`subquad train`: a recipe, changes to it, a run directory."""
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ import typer
 
 from subquad.cli.options import RecipeFile
 from subquad.cli.output import is_rank_zero, print_table
-from subquad.processes import terminated_as_interrupted
+from subquad.processes import interruptible
 
 if TYPE_CHECKING:
     from subquad.api import DryRun
@@ -44,8 +43,9 @@ def train(
 ) -> None:
     """Train a model, or go on with a run.
 
-    Ctrl-C ends the training, and the same command goes on from the last checkpoint. Under torchrun the processes share
-    the batches of every update, so that train.accumulate must be a multiple of their number.
+    Ctrl-C and SIGTERM finish the update, save a checkpoint and end the training, and the same command goes on from it;
+    a second Ctrl-C ends it at once. Under torchrun the processes share the batches of every update, so that
+    train.accumulate must be a multiple of their number.
 
     Examples:
     subquad train recipes/small/digits.yaml
@@ -61,9 +61,8 @@ def train(
     if dry_run:
         _show_dry_run(api.dry_run(recipe, *given))
         return
-    # a process that waits for others hears no signals: under torchrun, SIGTERM ends it as it stands
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    with terminated_as_interrupted() if alone else nullcontext():
+    # A process that waits for others hears no signals: until its updates begin, SIGTERM ends it as it stands.
+    with interruptible(sigterm=os.environ.get("WORLD_SIZE", "1") == "1"):
         if profile is not None:
             found = api.profile(recipe, *given, updates=profile, out=out)
             if is_rank_zero():

@@ -11,14 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from subquad.processes import INTERRUPTED
+from subquad.processes import INTERRUPTED, TERMINATED, Terminated
 
 Log = Callable[[str], None]
 """Receives lines that say how work goes on."""
-INTERRUPTED_CODES = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-"""How processes end that were asked to."""
-PATIENCE = 30.0
-"""Seconds that an interrupted process has to end by itself."""
+INTERRUPTIONS = {
+    INTERRUPTED: KeyboardInterrupt,
+    -signal.SIGINT: KeyboardInterrupt,
+    TERMINATED: Terminated,
+    -signal.SIGTERM: Terminated,
+}
+"""How processes end that were asked to, and what that raises in the one that started them."""
+PATIENCE = 120.0
+"""Seconds that an interrupted process has to end by itself, so that a training can save."""
 KEPT_LINES = 20
 
 
@@ -51,19 +56,23 @@ def run_module(module: str, arguments: Sequence[str], log_file: Path, log: Log) 
     last: deque[str] = deque(maxlen=KEPT_LINES)
     with log_file.open("a", encoding="utf-8") as file:
         process = _start([module, *arguments], subprocess.DEVNULL, subprocess.STDOUT)
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
+
+        def read_output() -> None:
+            for line in process.stdout or ():
                 file.write(line)
                 file.flush()
                 last.append(line.rstrip())
                 log(line.rstrip())
+
+        try:
+            read_output()
             ended = Ended(*_wait(process), list(last))
         except BaseException:
             _end(process)
+            read_output()  # it says what it has kept
             raise
-    if ended.code in INTERRUPTED_CODES:
-        raise KeyboardInterrupt
+    if ended.code in INTERRUPTIONS:
+        raise INTERRUPTIONS[ended.code]
     return ended
 
 
@@ -110,8 +119,8 @@ class WorkerProcess:
             _end(process)
             raise
         self.process = None
-        if code in INTERRUPTED_CODES:
-            raise KeyboardInterrupt
+        if code in INTERRUPTIONS:
+            raise INTERRUPTIONS[code]
         why = _describe_signal(code) if code < 0 else f"ended with code {code}; see {self.log_file}"
         return Answer(None, why, last_step)
 
@@ -145,12 +154,18 @@ def _wait(process: subprocess.Popen[str]) -> tuple[int, int | None]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Lets a process end by itself, which Ctrl-C has reached as well; then asks it to; then kills it."""
-    for request, seconds in ((None, 1.0), (signal.SIGINT, PATIENCE), (signal.SIGKILL, None)):
-        if request is not None:
-            process.send_signal(request)
-        try:
-            process.wait(seconds)
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """Lets a process end by itself, which Ctrl-C has reached as well; then asks it to; then kills it.
+
+    It is asked by SIGTERM: a second SIGINT would end it at once. A second Ctrl-C here kills it.
+    """
+    try:
+        for request, seconds in ((None, 1.0), (signal.SIGTERM, PATIENCE)):
+            if request is not None:
+                process.send_signal(request)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+                return
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

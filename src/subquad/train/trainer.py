@@ -27,8 +27,8 @@ from subquad.models import Model, build_from_config
 from subquad.models.base import compile_blocks
 from subquad.models.storage import load_weights
 from subquad.nn.stack import Stack
+from subquad.processes import StopRequest, stop_requests
 from subquad.tasks.base import Task
-from subquad.tasks.sample_shards import evaluation_budget
 from subquad.train.checkpoint import (
     BestMetric,
     Checkpoint,
@@ -68,10 +68,11 @@ from subquad.train.recipe import Recipe
 from subquad.train.rng import rng_state, seed_all, set_rng_state, torch_rng_state
 from subquad.train.schedules import Schedule
 from subquad.train.trackers import Tracker
+from subquad.train.validation import COUNT, add_sums, validate
 
 SEEDS_APART = 1_000_003
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-LOSS, COUNT, LATE = ".loss", ".count", ".late"  # names that no task uses
+LOSS, LATE, STOP = ".loss", ".late", ".stop"  # names that no task uses
 Attempt = tuple[TensorBatch, dict[str, Tensor]]
 
 
@@ -90,7 +91,8 @@ class StepMetrics:
     """What an update did.
 
     loss: what was minimised, for each target. sums: see `LossOutput`, over all batches and processes; targets: so many.
-    grad_norm: before clipping. lr: the learning rate. late: whether the first process's time is up.
+    grad_norm: before clipping. lr: the learning rate. late: whether the first process's time is up. stop: whether any
+    process was asked to stop.
     """
 
     loss: float
@@ -99,6 +101,7 @@ class StepMetrics:
     grad_norm: float
     lr: float
     late: bool = False
+    stop: bool = False
 
 
 # ---------------------------------------------------------------------- one update
@@ -123,23 +126,25 @@ class Updater:
         update: int = 0,
         idle: bool = False,
         late: bool = False,
+        stop: bool = False,
     ) -> StepMetrics:
         """An update from the sum of the losses of all processes' `batches`, by the learning rate `lr`.
 
-        idle: the last batch is another process's, and counts for nothing. late: whether this process wants the run to
-        end, which travels along with the sums. A loss or gradient that is not finite raises NotFiniteError before
-        anything is changed; what reproduces it is then in the folder `failures`.
+        idle: the last batch is another process's, and counts for nothing. late, stop: whether this process wants the
+        run to end or to be interrupted, which travels along with the sums. A loss or gradient that is not finite raises
+        NotFiniteError before anything is changed; what reproduces it is then in the folder `failures`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         attempts: list[Attempt] = []
-        sums: dict[str, Tensor | float] = {LATE: float(late)}
+        sums: dict[str, Tensor | float] = {LATE: float(late), STOP: float(stop)}
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             attempts.append((batch, torch_rng_state()))
             with nullcontext() if last else self.loss.no_sync():
                 self._differentiate(batch, sums, counts=not (idle and last))
         totals = self.loss.workers.all_reduce(sums, self.device)
-        total, count, late = totals.pop(LOSS), int(totals.pop(COUNT)), totals.pop(LATE) > 0
+        total, count = totals.pop(LOSS), int(totals.pop(COUNT))
+        late, stop = totals.pop(LATE) > 0, totals.pop(STOP) > 0
         with self.phases("optimiser"):
             self.scaler.unscale_(self.optimizer)
             scale_gradients(self.model.parameters(), 1 / max(1, count))
@@ -151,7 +156,7 @@ class Updater:
             self.scaler.update()
             if self.ema is not None:
                 self.ema.update(self.model)
-        return StepMetrics(total / max(1, count), totals, count, norm, lr, late)
+        return StepMetrics(total / max(1, count), totals, count, norm, lr, late, stop)
 
     def _differentiate(self, batch: TensorBatch, sums: dict[str, Tensor | float], counts: bool) -> None:
         """Adds a batch's gradients to the parameters', and its loss and numbers to `sums`."""
@@ -164,13 +169,6 @@ class Updater:
     def _diagnose(self, attempts: Sequence[Attempt], failures: Path, update: int) -> NotFiniteError:
         model, loss_of = self.loss.unwrapped()
         return diagnose(model, lambda batch: loss_of(batch).total, attempts, failures, update)
-
-
-def add_sums(sums: dict[str, Tensor | float], more: Mapping[str, Tensor | float], counts: bool = True) -> None:
-    """Adds numbers by name, in float64; those that do not count add nothing but their names."""
-    for name, value in more.items():
-        value = value.double() if isinstance(value, Tensor) else value
-        sums[name] = sums.get(name, 0.0) + value if counts else sums.get(name, 0.0)
 
 
 # ---------------------------------------------------------------------- the run
@@ -215,6 +213,9 @@ class Trainer:
         self.best_metric = BestMetric(task.metric, task.better)
         self.cursor, self.update, self.bad_validations = Cursor(), 0, 0
         self.late = False  # whether the first process's time is up, as of the last update
+        self.stop, self.stop_all = StopRequest(), False  # of this process; of any, as of the last exchange
+        self.validated: int | None = None  # the update of the last validation
+        self.saved: int | None = None  # and of the last checkpoint
         self.best: float | None = None
         self.metrics: dict[str, float] = {}
         self.log = MetricsLog(run / "metrics.jsonl") if workers.is_rank_zero else None
@@ -225,7 +226,10 @@ class Trainer:
     # ------------------------------------------------------------------ the run
 
     def fit(self) -> dict[str, float]:
-        """Trains to the end of the recipe; returns the last validation's metrics."""
+        """Trains to the end of the recipe; returns the last validation's metrics.
+
+        Ctrl-C and SIGTERM finish the update and save it; then KeyboardInterrupt says so.
+        """
         if (path := latest(checkpoint_folder(self.run))) is not None:
             with wrap_corrupt_data_errors(f"the checkpoint {path}"):
                 self._resume(path)
@@ -238,15 +242,17 @@ class Trainer:
             self.log.resumed(0)
         if not self._should_stop() and (note := self._unfinished_warmup()) is not None:
             self.progress.note(note)
-        validated, every = self.update, self.recipe.train.validate_every
-        with closing(self.updates()) as updates:
-            while not self._should_stop():
-                ends = next(updates)
-                if (every is None and ends) or (every is not None and self.update % every == 0) or self._should_stop():
-                    self._validate(ends)
-                    validated = self.update
-        if validated != self.update or not self.metrics:
-            self._validate(self.cursor.batch == 0)
+        with stop_requests() as self.stop, closing(self.updates()) as updates:
+            while not self._is_interrupted():
+                ends = self._should_stop()
+                if self._is_validation_due(ends):
+                    self._validate()
+                elif ends:
+                    break
+                else:
+                    next(updates)
+            if self._is_interrupted():
+                raise self._interrupt()
         if self.log is not None:
             self.log.close()
         folder = checkpoint_folder(self.run)
@@ -262,6 +268,29 @@ class Trainer:
         if config.epochs is not None and schedule.warmup_updates:  # every epoch has as many batches as the first
             limits.append(config.epochs * math.ceil(len(self.plan.epoch(0)) / config.accumulate))
         return schedule.unfinished_warmup(min(limits, default=None), config.epochs)
+
+    def _is_interrupted(self) -> bool:
+        """Whether a signal ends the training; processes that share it agree on the update, or the validation."""
+        return bool(self.stop) if self.workers.world == 1 else self.stop_all
+
+    def _interrupt(self) -> KeyboardInterrupt:
+        """Saves what was trained, and says what is kept."""
+        if self.update and self.saved != self.update:
+            self._save()
+        if self.log is not None:
+            self.log.close()
+        for tracker in self.trackers:
+            tracker.close()
+        kept = f"update {self.update:,} is kept, and the same command goes on from it"
+        return self.stop.error(kept if self.update else "nothing was trained yet, and the same command begins again")
+
+    def _is_validation_due(self, ends: bool) -> bool:
+        """Whether to validate before the next update. ends: whether there is none."""
+        if self.validated == self.update:
+            return ends and not self.metrics  # a run of another program
+        every = self.recipe.train.validate_every
+        epoch_end = self.cursor.batch == 0 if every is None else self.update % every == 0
+        return ends or (self.update > 0 and epoch_end)
 
     def _should_stop(self) -> bool:
         """Whether a limit is reached. Nothing is exchanged: what only one process knows came with the last update."""
@@ -309,8 +338,8 @@ class Trainer:
         self.model.train()
         lr = self.schedule.learning_rate(self.update, self.cursor.epoch)
         failures = self.run / "failure" / ("" if self.workers.is_rank_zero else f"rank{self.workers.rank}")
-        step = self.updater.step(batches, lr, failures, self.update, idle, self._is_late())
-        self.update, self.late = self.update + 1, step.late
+        step = self.updater.step(batches, lr, failures, self.update, idle, self._is_late(), bool(self.stop))
+        self.update, self.late, self.stop_all = self.update + 1, step.late, step.stop
         with self.phases("report"):
             self._report(step)
 
@@ -343,10 +372,13 @@ class Trainer:
 
     # ------------------------------------------------------------------ validation and checkpoints
 
-    def _validate(self, epoch_end: bool) -> None:
+    def _validate(self) -> None:
         with self.updater.ema.applied(self.model) if self.updater.ema is not None else nullcontext():
             threads = self.recipe.train.data_workers
-            self.metrics = validate(self.task, self.loss, "valid", self.device, threads)
+            metrics = validate(self.task, self.loss, "valid", self.device, threads, self._exchange_stop)
+        if not metrics:  # it was interrupted
+            return
+        self.metrics, self.validated = metrics, self.update
         value, sign = self.metrics[self.task.metric], 1 if self.task.better == "lower" else -1
         improved = self.best is None or sign * value < sign * self.best
         self.best, self.bad_validations = (value, 0) if improved else (self.best, self.bad_validations + 1)
@@ -354,14 +386,23 @@ class Trainer:
         self.progress.note(
             f"update {self.update:,}: valid {format_metrics(self.metrics)}{' (best)' if improved else ''}"
         )
-        self._save(epoch_end)
+        self._save()
         self.progress.pause()
 
-    def _save(self, epoch_end: bool) -> None:
+    def _exchange_stop(self) -> bool:
+        """Whether any process was asked to stop; all must ask at once."""
+        self.stop_all = self.workers.all_reduce({STOP: float(bool(self.stop))}, self.device)[STOP] > 0
+        return self.stop_all
+
+    def _save(self) -> None:
+        """Of an update that was not validated, metrics of an earlier one must not be kept: they are not its own."""
         extra = {"bad_validations": self.bad_validations, "best": self.best, "minutes": self._minutes()}
+        if self.validated != self.update:
+            extra["validated"] = False
+        metrics, epoch_end = self.metrics if self.validated == self.update else {}, self.cursor.batch == 0
         scaler = dict(self.updater.scaler.state_dict())
         cursor, epoch = asdict(self.cursor), self.cursor.epoch
-        state = TrainState(self.update, epoch, epoch_end, cursor, scaler, self.metrics, extra)
+        state = TrainState(self.update, epoch, epoch_end, cursor, scaler, metrics, extra)
         content = Checkpoint(
             gather_to_first(self.model.state_dict(), self.workers),
             optimizer_state(self.updater.optimizer, self.model, self.workers),
@@ -373,6 +414,7 @@ class Trainer:
             save_checkpoint(checkpoint_folder(self.run), content)
             remove_surplus_checkpoints(checkpoint_folder(self.run), self.recipe.checkpoints, self.best_metric)
         self.workers.barrier()
+        self.saved = self.update
 
     def _resume(self, path: Path) -> None:
         saved = load_checkpoint(path)
@@ -385,6 +427,7 @@ class Trainer:
             self.updater.scaler.load_state_dict(saved.state.scaler)
         state = saved.state
         self.update, self.cursor, self.metrics = state.update, Cursor(**state.cursor), state.metrics
+        self.saved, self.validated = state.update, state.update if state.extra.get("validated", True) else None
         best_so_far = state.extra["best"]
         self.bad_validations, self.best = (
             int(state.extra["bad_validations"]),
@@ -399,24 +442,3 @@ class Trainer:
         mine = "" if self.workers.is_rank_zero else f"rank{self.workers.rank}."
         # more workers than before: those that are new go on with their seeds
         set_rng_state({name.removeprefix(mine): value for name, value in saved.rng.items() if name.startswith(mine)})
-
-
-def validate(task: Task, loss: DistributedLoss, split: str, device: torch.device, threads: int = 0) -> dict[str, float]:
-    """The task's metrics on a split, in eval mode, over every sample once, which the processes share.
-
-    threads: build batches ahead of need.
-    """
-    samples, model, workers = task.samples(split, training=False), loss.model, loss.workers
-    training = model.training
-    model.eval()
-    sums: dict[str, Tensor | float] = {}
-    plan = BatchPlan(*samples.sizes, budget=task.budget(evaluation_budget(samples)), shuffle=False)
-    own, idle = split_batches(plan.epoch(0), workers)
-    with torch.no_grad(), closing(prefetch(samples.batch, own, threads)) as batches:
-        for number, batch in enumerate(batches, 1):
-            found = loss(to_device(batch, device))
-            add_sums(sums, {**found.sums, COUNT: float(found.count)}, counts=not (idle and number == len(own)))
-    model.train(training)
-    totals = workers.all_reduce(sums, device)
-    count = int(totals.pop(COUNT))
-    return task.metrics(totals, count)
