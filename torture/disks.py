@@ -36,6 +36,11 @@ KINDS: dict[str, Callable[[Case, list[int]], Result]] = {
     "SIGTERM": lambda case, points: signalled(case, "SIGTERM", points),
     "limited": lambda case, points: limited_files(case, len(points)),
     "full": lambda case, points: mounted(case, "a full disk", lambda disk: full_disk(case, disk, len(points))),
+    "commands": lambda case, points: mounted(
+        case,
+        "a full disk for evaluate, export and data prepare",
+        lambda disk: full_disk_of_commands(case, disk, len(points)),
+    ),
     "read-only": lambda case, _: mounted(case, "a read-only folder", lambda disk: read_only(case, disk)),
     "vanished": lambda case, _: vanished(case),
     "second": lambda case, _: second_trainer(case),
@@ -138,6 +143,46 @@ def full_disk(case: Case, disk: Path, most: int) -> list[str]:
                 wrong.append(f"{where}: {problem}")
             shutil.rmtree(run, ignore_errors=True)
     return [str(2 * len(amounts)), *wrong]
+
+
+def full_disk_of_commands(case: Case, disk: Path, most: int) -> list[str]:
+    """The disk fills up while results are written: nothing is left under its name, and the same command works later."""
+    text = case.folder / "lines.txt"
+    text.write_text("".join(f"line {number * 7919 % 1000} of a text\n" for number in range(20_000)))
+    run, out, wrong, amounts = str(case.reference), disk / "out", list[str](), FREE[:most]
+    commands = [
+        ["evaluate", run, "decode.beam=1", "decode.max_len_b=20", "--out", str(out / "result.json")],
+        ["export", run, "--to", "torch", "--out", str(out / "exported")],
+        ["export", run, "--to", "huggingface", "--out", str(out / "exported")],
+        [
+            "data",
+            "prepare",
+            str(out / "data"),
+            "--samples",
+            "text",
+            "--train",
+            str(text),
+            "--tokenizer",
+            "bytes",
+        ],
+    ]
+    for words in commands:
+        for free in amounts:
+            out.mkdir()
+            status, filler = os.statvfs(disk), disk / "filler"
+            filler.write_bytes(bytes(max(0, status.f_bavail * status.f_frsize - free)))
+            ended = done(words)
+            left = [path.name for path in out.rglob("*") if path.is_file()]
+            filler.unlink()
+            where = f"{' '.join(words[:4])} with {free} bytes left"
+            if ended.code and (not ended.is_clear or f"{out}" not in ended.last or "No space left" not in ended.last):
+                wrong.append(f"{where}: {last_line(ended)}")
+            elif ended.code and set(left) > {"kind.json"}:
+                wrong.append(f"{where}: left {left}")
+            elif ended.code and (again := done(words)).code:
+                wrong.append(f"{where}, again: {last_line(again)}")
+            shutil.rmtree(out)
+    return [str(len(commands) * len(amounts)), *wrong]
 
 
 def case_middle(case: Case) -> int:

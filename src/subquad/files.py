@@ -3,9 +3,11 @@
 A description carries the checksum of its own content: a digit that a disk changed is noticed, though it is still JSON.
 """
 
+import errno
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 import yaml
 
 CHECKSUM = "checksum"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""What the system says when a disk does not take a file."""
 MOST_VALUES, MOST_WITHIN = 100_000, 100
 """More than any recipe has: values in all, and values within one another."""
 INT_TAG = "tag:yaml.org,2002:int"
@@ -142,14 +146,82 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Under a temporary name, synced, renamed. What cannot be written leaves nothing behind."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write_files({path: lambda temporary: temporary.write_text(text, encoding="utf-8")})
+
+
+def write_files(contents: Mapping[Path, Callable[[Path], object]]) -> None:
+    """Writes files that belong together: all of them under temporary names, synced, then renamed in their order.
+
+    What cannot be written leaves nothing behind, and the old files stay.
+    """
+    temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in contents}
     try:
-        temporary.write_text(text)
-        replace_synced(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+        for path, write in contents.items():
+            with name_write_errors(path):
+                write(temporaries[path])
+        for path, temporary in temporaries.items():
+            with name_write_errors(path):
+                replace_synced(temporary, path)
+    finally:
+        for temporary in temporaries.values():  # after an error; room is what a full disk needs most
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A folder to write to, which gets its name when all is written; an error leaves nothing behind.
+
+    What a process left that was killed is removed first.
+    """
+    if final.exists() and (not final.is_dir() or any(final.iterdir())):
+        raise ValueError(f"{final} exists already; give a new folder, or remove it")
+    prefix = f".{final.name}."
+    for path in final.parent.iterdir() if final.parent.is_dir() else ():
+        process = path.name.removeprefix(prefix)
+        if path.name.startswith(prefix) and process.isdigit() and path.is_dir() and not is_alive(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+    temporary = final.with_name(f"{prefix}{os.getpid()}")
+    with name_write_errors(final):
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for path in temporary.rglob("*"):
+                if path.is_file():
+                    sync_file(path)
+            temporary.replace(final)
+            sync_folder(final.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # it still exists only after an error
+
+
+@contextmanager
+def name_write_errors(path: Path) -> Iterator[None]:
+    """Around writing `path`: whatever says that the disk does not take it is an OSError with this name.
+
+    The system's own errors have a name only where a file is opened, not where it is written. Those of libraries in
+    Rust and C++ are of many types, and have the system's message in their text.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = f"{error}"
+        number = error.errno if isinstance(error, OSError) else None
+        if number not in DISK_ERRORS:
+            number = next((one for one in DISK_ERRORS if os.strerror(one) in text), None)
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def is_alive(process: int) -> bool:
+    """Whether there is a process with this id."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def digest(value: Any) -> str:
@@ -168,10 +240,14 @@ def checksum(path: Path) -> str:
 
 def replace_synced(temporary: Path, final: Path) -> None:
     """Gives a written file its name once it is on the disk."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_file(temporary)
     temporary.replace(final)
     sync_folder(final.parent)
+
+
+def sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

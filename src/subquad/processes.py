@@ -1,5 +1,6 @@
 """What every process of subquad does around its work: exit codes, errors in one line, and how it ends when asked to."""
 
+import errno
 import re
 import signal
 import sys
@@ -130,7 +131,14 @@ def _system_error(error: OSError) -> str:
         IsADirectoryError: "this is a folder, and a file is needed",
         PermissionError: "permission denied; check who owns it, or give another path",
     }
-    return f"{error.filename}: {reasons.get(type(error), error.strerror)}"
+    advice = {
+        errno.ENOSPC: "; make room, and give the same command again",
+        errno.EDQUOT: "; make room, and give the same command again",
+        errno.EFBIG: "; raise the limit of file sizes (ulimit -f), and give the same command again",
+        errno.EROFS: "; write to another folder, or mount it for writing",
+    }
+    reason = reasons.get(type(error)) or f"{error.strerror}{advice.get(error.errno or 0, '')}"
+    return f"{error.filename}: {reason}"
 
 
 def printable(text: str) -> str:

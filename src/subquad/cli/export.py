@@ -38,7 +38,7 @@ def export(
     from subquad.api import load_run
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is there already; give a new folder, or remove it")
+        raise ValueError(f"{out} exists already; give a new folder, or remove it")
     loaded = load_run(run, checkpoint).loaded
     if to is Target.huggingface:
         from subquad.interop.huggingface import save_huggingface

@@ -4,8 +4,10 @@ The JSON file says what was measured and how, with confidence intervals. The oth
 sample. With it a later evaluation of another system can test whether the two differ.
 """
 
-import os
+import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.significance import RESAMPLES, Comparison, confidence_interval, paired_test
-from subquad.files import read_metadata, replace_synced, write_json
+from subquad.files import read_metadata, write_files
 
 FORMAT = 1
 WHAT = "evaluation"
@@ -137,15 +139,13 @@ class Evaluation:
 
 def write_evaluation(evaluation: Evaluation, report: EvaluationReport) -> None:
     """Writes a report to its path, and beside it the statistics of every sample and the hypotheses."""
-    samples = samples_path(report.path)
-    temporary = samples.with_name(f".{samples.name}.{os.getpid()}")
     statistics = {name: np.ascontiguousarray(measure.statistics) for name, measure in evaluation.measures.items()}
-    save_file(statistics, temporary)
-    replace_synced(temporary, samples)
+    files: dict[Path, Callable[[Path], object]] = {samples_path(report.path): partial(save_file, statistics)}
     if evaluation.hypotheses is not None:
         lines = [text.replace("\n", " ") + "\n" for text in evaluation.hypotheses]  # one for each sample
-        report.path.with_suffix(".hyp.txt").write_text("".join(lines), encoding="utf-8")
-    write_json(report.path, report.to_json())
+        files[report.path.with_suffix(".hyp.txt")] = partial(Path.write_text, data="".join(lines), encoding="utf-8")
+    text = json.dumps(report.to_json(), indent=2) + "\n"
+    write_files({**files, report.path: partial(Path.write_text, data=text, encoding="utf-8")})
 
 
 def samples_path(path: Path) -> Path:

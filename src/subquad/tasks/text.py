@@ -7,6 +7,7 @@ from prepared tokens: what preparing skips (empty and over-long samples) counts 
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -22,7 +23,7 @@ from subquad.data.text.prepare import ReportProgress, TextDataConfig, prepare_te
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FIELDS, PreparedText, open_prepared
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig
-from subquad.files import wrap_corrupt_data_errors
+from subquad.files import wrap_corrupt_data_errors, write_files
 from subquad.tasks.base import DataConfig, Task, TrainedModel, add_perplexity, check_split, load_embedded
 
 AS_GIVEN, FROM_TOKENS = "as given", "decoded from prepared tokens, without the samples that preparing skipped"
@@ -215,7 +216,7 @@ def _write_split(cache: Path, split: str, samples: Sequence[tuple[str, str]] | S
         content.writelines(f"{line}\n" for line in samples)
     encoded = content.getvalue().encode()
     if not path.exists() or path.read_bytes() != encoded:
-        path.write_bytes(encoded)
+        write_files({path: partial(Path.write_bytes, data=encoded)})
     return path
 
 

@@ -21,7 +21,7 @@ from subquad.compare.report import sections
 from subquad.compare.report.formatting import format_seeds
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section
-from subquad.files import replace_synced
+from subquad.files import write_text
 
 SCRIPTS = ("scales.js", "plot.js", "page.js")
 
@@ -36,9 +36,7 @@ class Rendered:
 
 
 def write_page(result: Result, path: Path) -> None:
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(page(result), encoding="utf-8")
-    replace_synced(temporary, path)
+    write_text(path, page(result))
 
 
 def page(result: Result) -> str:

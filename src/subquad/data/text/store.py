@@ -21,7 +21,16 @@ import numpy as np
 
 from subquad.config import nearest
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
-from subquad.files import CHECKSUM, checksum, read_metadata, replace_synced, wrap_corrupt_data_errors, write_metadata
+from subquad.files import (
+    CHECKSUM,
+    checksum,
+    is_alive,
+    name_write_errors,
+    read_metadata,
+    replace_synced,
+    wrap_corrupt_data_errors,
+    write_metadata,
+)
 
 FORMAT = "subquad tokens 1"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -106,8 +115,9 @@ class TokenWriter:
 
     def _publish(self) -> None:
         self._flush()
-        for file in self._files.values():
-            file.close()
+        for part, file in self._files.items():
+            with name_write_errors(_part_path(self.path, part)):
+                file.close()
         description = {
             **self.meta,
             "format": FORMAT,
@@ -131,7 +141,8 @@ class TokenWriter:
 
     def _write(self, part: str, values: np.ndarray) -> None:
         data = values.tobytes()
-        self._files[part].write(data)
+        with name_write_errors(_part_path(self.path, part)):
+            self._files[part].write(data)
         self._sums[part].update(data)
 
 
@@ -266,18 +277,8 @@ def remove_temporary_files(folder: Path) -> None:
     """
     for path in [*folder.glob(".*"), *folder.glob("*/.*")]:
         found = TEMPORARY.fullmatch(path.name)
-        if found and path.is_file() and not _is_alive(int(found[1])):
+        if found and path.is_file() and not is_alive(int(found[1])):
             path.unlink(missing_ok=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
 
 
 def _memory_map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

@@ -9,17 +9,17 @@ import hashlib
 import importlib
 import itertools
 import json
-import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
 from subquad.config import Options, nearest
-from subquad.files import CHECKSUM, read_metadata, replace_synced, to_checksummed_json, wrap_corrupt_data_errors
+from subquad.files import CHECKSUM, read_metadata, to_checksummed_json, wrap_corrupt_data_errors, write_files
 
 FORMAT = 1
 DESCRIPTION = "kind.json"
@@ -117,10 +117,7 @@ class Tokenizer(ABC):
             return
         folder.mkdir(parents=True, exist_ok=True)
         (folder / DESCRIPTION).unlink(missing_ok=True)  # it must not stand beside the files of another tokenizer
-        for name, data in contents.items():
-            temporary = folder / f".{name}.{os.getpid()}"
-            temporary.write_bytes(data)
-            replace_synced(temporary, folder / name)
+        write_files({folder / name: partial(Path.write_bytes, data=data) for name, data in contents.items()})
 
     def _without_special(self, ids: Iterable[int]) -> list[int]:
         """Returns the ids that are neither `bos` nor `pad` nor `eos`."""

@@ -8,7 +8,7 @@ The files are written into a folder with a temporary name and compared with the 
 name only if they compute the same.
 """
 
-import os
+import io
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from subquad.data.images.inputs import Augmented
-from subquad.files import write_json
+from subquad.files import new_folder, write_json
 from subquad.interop.export.card import CARD, model_card
 from subquad.interop.export.check import Call, check_graphs
 from subquad.interop.export.graphs import ExportGraph, describe_graph, image_graph, text_graph, trace
@@ -93,14 +93,10 @@ def write_export(
     graphs: Sequence[ExportGraph], model: Model, form: Form, out: Path, card: str, run: Path | None = None
 ) -> list[str]:
     """Writes and checks the graphs of a model. card: the text of its card. run: the folder to copy tokenizers from."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists already; give a new folder, or remove it")
     suffix, save, open_, needed = FORMS[form]
     for package in needed:  # checked before the work begins
         require(package, f"exporting to {form}", "export")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
+    with new_folder(out) as temporary:
         files = {graph.name: f"{graph.name}.{suffix}" for graph in graphs}
         for graph in graphs:
             save(graph, trace(graph), temporary / files[graph.name])
@@ -110,9 +106,6 @@ def write_export(
         (temporary / CARD).write_text(card, encoding="utf-8")
         if run is not None:
             _copy_inputs(run, temporary)
-        temporary.replace(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # it still exists only after an error
     return list(files.values())
 
 
@@ -126,7 +119,9 @@ def _copy_inputs(run: Path, out: Path) -> None:
 
 
 def save_torch(graph: ExportGraph, program: ExportedProgram, path: Path) -> None:  # noqa: ARG001
-    torch.export.save(program, path)
+    content = io.BytesIO()  # torch's writer of files aborts the process when the disk is full
+    torch.export.save(program, content)
+    path.write_bytes(content.getbuffer())
 
 
 def open_torch(graph: ExportGraph, path: Path) -> Call:

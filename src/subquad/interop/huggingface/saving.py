@@ -6,6 +6,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from subquad.decode.limits import max_source_length, max_text_length
+from subquad.files import new_folder
 from subquad.interop.export.card import CARD, model_card
 from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.config import SubquadConfig
@@ -28,11 +29,11 @@ def save_huggingface(run: LoadedRun, out: Path) -> None:
         SubquadForCausalLM: _save_language_model,
         SubquadForImageClassification: _save_classifier,
     }[_wrapper_class(run.model)]
-    out.mkdir(parents=True, exist_ok=True)
-    wrapped = save(run, out)
-    wrapped.config.aux_weight = run.recipe.train.aux_weight
-    (out / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"), encoding="utf-8")
-    wrapped.save_pretrained(out)
+    with new_folder(out) as folder:
+        wrapped = save(run, folder)
+        wrapped.config.aux_weight = run.recipe.train.aux_weight
+        (folder / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"), encoding="utf-8")
+        wrapped.save_pretrained(folder)
 
 
 def wrap(model: Model, **config: Any) -> SubquadModel:
