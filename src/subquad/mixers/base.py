@@ -10,6 +10,11 @@ mathematics:
     new_state, step             the streaming form                              causal mechanisms
     encode_context              what is kept of a context                       mechanisms with cross-attention
     attend_context              how it is read                                  the same
+
+A causal mixer never looks ahead: with finite inputs, position t depends on positions up to t alone. A mechanism that
+hides later tokens by weights of 0 (softmax, local, eva, performer) turns a NaN or an infinite number in one of them
+into NaN at earlier positions of the row, for 0 x NaN is NaN; to set those values to 0 as well would cost a pass over
+all of them for every query. Padded tokens are not read, whatever they hold.
 """
 
 from collections.abc import Mapping
