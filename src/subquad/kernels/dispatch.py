@@ -10,7 +10,7 @@ time it is called, and the environment variable SUBQUAD_KERNELS decides:
     cpu, gpu         that one or an error
 
 An operation that has only a reference runs it under each of these. What torch.export traces is the reference, so that
-an exported graph runs without this package.
+an exported graph runs without this package; and so is what torch.func transforms.
 
 A `cpu.py` or `gpu.py` may define
 
@@ -95,7 +95,7 @@ def forget() -> None:
 @tracing.constant_when_compiled
 def _name(operation: str, device: str, dtype: torch.dtype, *needs: str) -> str:
     setting = _setting(operation)
-    if tracing.is_exporting():
+    if tracing.is_exporting() or tracing.is_transformed():
         setting = "reference"
     return _decide(operation, setting, _interprets(setting), device, dtype, needs)
 

@@ -9,6 +9,7 @@ Streaming keeps all keys and values: O(T) per token.
 Citation: Vaswani et al., "Attention is all you need", NeurIPS 2017.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.kernels import tracing
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
@@ -79,10 +81,12 @@ class SoftmaxHeads(AttentionMixer[SoftmaxConfigT]):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
         drop = self.config.attention_dropout if self.training else 0.0
-        plain = not (drop or causal or torch.is_grad_enabled() or tracing.is_exporting())
+        plain = not (drop or causal or torch.is_grad_enabled() or tracing.is_exporting() or tracing.is_transformed())
         if plain and q.shape[2] <= FEW_QUERIES and q.device.type == "cpu":
             return _attend_plainly(q, k, v, mask)
-        return F.scaled_dot_product_attention(q, k, v, mask, drop, is_causal=causal)
+        # torch's fused kernels have no rules for forward-mode differentiation
+        with sdpa_kernel(SDPBackend.MATH) if tracing.is_transformed() else nullcontext():
+            return F.scaled_dot_product_attention(q, k, v, mask, drop, is_causal=causal)
 
 
 def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

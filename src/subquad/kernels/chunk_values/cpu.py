@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.kernels import tracing
+from subquad.kernels.chunk_values import reference
 from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.parallel import parallel_map
 
@@ -126,15 +128,20 @@ def _fake_backward(grad: Tensor, kept: Tensor, qkv: Tensor, w: Tensor, *sizes: A
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, w, _, sizes, ctx.size, _ = inputs
-    ctx.save_for_backward(output[1], qkv, w, sizes)
+    qkv, w, mask, sizes, ctx.size, _ = inputs
+    ctx.save_for_backward(output[1], qkv, w, sizes, mask)
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:  # nothing depends on u
         return (None,) * 6
-    return (*torch.ops.subquad.chunk_values_backward(grad, *ctx.saved_tensors, ctx.size), *(None,) * 4)
+    kept, qkv, w, sizes, mask = ctx.saved_tensors
+    if tracing.differentiates_backward():
+        size = ctx.size if sizes is None else sizes
+        again = tracing.gradients_of(lambda qkv, w: reference.chunk_values(qkv, w, mask, size), (qkv, w), grad)
+        return (*again, *(None,) * 4)
+    return (*torch.ops.subquad.chunk_values_backward(grad, kept, qkv, w, sizes, ctx.size), *(None,) * 4)
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import tracing
+from subquad.kernels.conv import reference
 from subquad.kernels.dispatch import choose
 
 
@@ -94,6 +95,10 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, taps = ctx.saved_tensors
+    if tracing.differentiates_backward():
+        given = (ctx.before, grad.shape[1])
+        for_x, for_taps = tracing.gradients_of(lambda x, taps: reference.forward(x, taps, *given), (x, taps), grad)
+        return for_x, for_taps, None, None
     for_x = _input_gradient(grad, taps, ctx.before, x.shape[1]) if ctx.needs_input_grad[0] else None
     for_taps = _tap_gradient(grad, x, ctx.before, taps.shape) if ctx.needs_input_grad[1] else None
     return for_x, for_taps, None, None
@@ -129,8 +134,15 @@ def _(grad: Tensor, x: Tensor, logits: Tensor, before: int) -> tuple[Tensor, Ten
     return grad.new_empty(x.shape), grad.new_empty(logits.shape, dtype=_precision(x))
 
 
-def _differentiate_softmax(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+def _differentiate_softmax(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, logits = ctx.saved_tensors
+    if tracing.differentiates_backward():
+
+        def convolve(x: Tensor, logits: Tensor) -> Tensor:
+            return reference.forward(x, logits.softmax(-1), ctx.before, grad.shape[1])
+
+        for_x, for_logits = tracing.gradients_of(convolve, (x, logits), grad)
+        return for_x, for_logits, None, None
     return *_softmax_gradients(grad, x, logits, ctx.before), None, None
 
 

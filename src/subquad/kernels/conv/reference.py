@@ -14,8 +14,8 @@ def forward(x: Tensor, taps: Tensor, before: int, length: int) -> Tensor:
     """y[b, t, c] = sum_k taps[(b, t,) head(c), k] * x[b, t - before + k, c]: (B, length, C)."""
     heads, count = taps.shape[-2:]
     rows = _by_head(_rows(x, -before, length + count - 1), heads).to(taps.dtype)
-    total = torch.zeros_like(rows[:, :length])
-    for k in range(count):
+    total = rows[:, :length] * taps[..., 0, None]  # not zeros: torch.func.vmap adds no batch in place
+    for k in range(1, count):
         total.addcmul_(rows[:, k : k + length], taps[..., k, None])
     return total.flatten(2).to(x.dtype)
 

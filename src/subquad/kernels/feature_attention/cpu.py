@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from subquad.kernels.feature_attention import FeatureScores
+from subquad.kernels import tracing
+from subquad.kernels.feature_attention import FeatureScores, reference
 from subquad.kernels.parallel import parallel_map
 from subquad.kernels.tiles import Part, Tile, parts_by_thread, tiles_of
 
@@ -288,8 +289,8 @@ def _fake_backward(grad: Tensor, *others: Any) -> tuple[Tensor, Tensor]:  # noqa
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    qkv, matrix, _, _, mask, ctx.eps, ctx.least, _ = inputs
-    ctx.save_for_backward(*output, qkv, matrix, mask)
+    qkv, matrix, _, shift, mask, ctx.eps, ctx.least, _ = inputs
+    ctx.save_for_backward(*output, qkv, matrix, mask, shift)
     ctx.set_materialize_grads(False)
 
 
@@ -297,8 +298,17 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Te
     if grad is None:  # nothing depends on y
         return (None,) * 8
     learns = ctx.needs_input_grad[1]
+    *saved, qkv, matrix, mask, shift = ctx.saved_tensors
+    if tracing.differentiates_backward():
+
+        def attend(qkv: Tensor, matrix: Tensor) -> Tensor:
+            scores = reference.feature_scores(qkv, matrix)
+            log_scale = (-shift - scores.c - math.log(matrix.shape[1]) / 2).detach()
+            return reference.feature_attention(qkv, matrix, scores, log_scale, mask, ctx.eps, ctx.least)
+
+        return *tracing.gradients_of(attend, (qkv, matrix), grad), *(None,) * 6
     settings = (ctx.eps, ctx.least, learns)
-    d_qkv, d_matrix = torch.ops.subquad.feature_attention_backward(grad, *ctx.saved_tensors, *settings)
+    d_qkv, d_matrix = torch.ops.subquad.feature_attention_backward(grad, *saved, qkv, matrix, mask, *settings)
     return d_qkv, d_matrix if learns else None, *(None,) * 6
 
 

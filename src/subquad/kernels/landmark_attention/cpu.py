@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels.landmark_attention import LEAST_WEIGHT, OptWeights
+from subquad.kernels import tracing
+from subquad.kernels.landmark_attention import LEAST_WEIGHT, OptWeights, reference
 from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.parallel import parallel_map
 from subquad.kernels.tiles import Part, Tile, parts_by_size, tiles_of
@@ -313,6 +314,13 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Te
     if grad is None:  # nothing depends on y
         return (None,) * 10
     u, buffer, *inputs = ctx.saved_tensors
+    if tracing.differentiates_backward():
+
+        def attend(qkv: Tensor, w_keys: Tensor, w_queries: Tensor, shared: Tensor, *given: Any) -> Tensor:
+            opt = None if given[0] is None else OptWeights(given[0], given[1], inputs[6], ctx.alpha)
+            return reference.landmark_attention(qkv, w_keys, w_queries, shared, opt, inputs[7])
+
+        return *tracing.gradients_of(attend, inputs[:6], grad), *(None,) * 4
     gradients = torch.ops.subquad.landmark_attention_backward(grad, u, buffer, *inputs, ctx.alpha)
     present = (None if t is None else gradient for t, gradient in zip(inputs[:6], gradients, strict=True))
     return (*present, *(None,) * 4)

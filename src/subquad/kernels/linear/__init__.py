@@ -91,7 +91,8 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
 
 
 def _differentiates(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    graded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return graded or tracing.is_transformed()
 
 
 # ---------------------------------------------------------------------- the operations; x: (rows, in), contiguous

@@ -21,6 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels import tracing
+from subquad.kernels.scan import reference
+
 CHUNK = 64
 TILE = 32  # widths are worked on in pieces of this size
 SMALLEST = 16  # the smallest side that tl.dot takes
@@ -90,6 +93,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -
 
 
 def _gradients(ctx: Any, grad: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
+    if tracing.differentiates_backward():
+        return tuple(tracing.gradients_of(reference.causal_sums, ctx.saved_tensors, grad, grad_last))
     grad_q, grad_k, grad_v, grad_before = _scan_backward(grad, grad_last, *ctx.saved_tensors)
     return grad_q, grad_k, grad_v, None, grad_before, None
 

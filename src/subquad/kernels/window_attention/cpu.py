@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.kernels import tracing
 from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.parallel import parallel_map
 from subquad.kernels.tiles import cut
-from subquad.kernels.window_attention import Summaries, Windows
+from subquad.kernels.window_attention import Summaries, Windows, reference
 
 TILE_ELEMENTS = 2**20
 """Logits of a tile: 4 MiB in float32. Larger tiles leave the cache, smaller ones cost calls."""
@@ -289,7 +290,7 @@ def _fake_backward(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], *inputs[:4])
+    ctx.save_for_backward(output[1], *inputs[:6])
     ctx.sizes = inputs[6:11]
     ctx.set_materialize_grads(False)
 
@@ -297,7 +298,18 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:  # nothing depends on y
         return (None,) * 12
-    kept, *inputs = ctx.saved_tensors
+    kept, *inputs, mask, summary_mask = ctx.saved_tensors
+    if tracing.differentiates_backward():
+
+        def attend(qkv: Tensor, summary_k: Tensor | None, summary_v: Tensor | None, bias: Tensor | None) -> Tensor:
+            size, before, after, causal, chunk = ctx.sizes
+            windows = Windows((qkv.shape[1],), size, before, after, causal)
+            summaries = None
+            if summary_k is not None and summary_v is not None:
+                summaries = Summaries(summary_k, summary_v, summary_mask, chunk)
+            return reference.window_attention(qkv, windows, bias, mask, summaries, 0.0)
+
+        return *tracing.gradients_of(attend, inputs, grad), *(None,) * 8
     gradients = torch.ops.subquad.window_attention_backward(grad, kept, *inputs, *ctx.sizes)
     present = (None if t is None else gradient for t, gradient in zip(inputs, gradients, strict=True))
     return (*present, *(None,) * 8)
