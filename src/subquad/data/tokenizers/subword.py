@@ -4,7 +4,10 @@ The models that are trained here work on bytes, so no text is unknown and decodi
 a space before each text and decoding removes it, so a word has the same pieces at the beginning of a text as inside.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
@@ -26,6 +29,11 @@ SPELLINGS = {
     "unk": ("<unk>", "[UNK]"),
 }
 """How other tokenizers spell the special tokens; the most usual spelling comes first."""
+PANIC = "PanicException"  # of pyo3, which does not export it
+REPLACEMENTS = ("Replace", "Prepend")
+NO_REPLACEMENTS = ("model", "added_tokens")
+MAX_GROWTH = 1000
+"""Replacements that follow one another multiply: three of a thousand characters make a gigabyte of one letter."""
 
 
 class SubwordTokenizer(Tokenizer):
@@ -46,14 +54,17 @@ class SubwordTokenizer(Tokenizer):
         self._not_decoded = (special | {self.bos, self.pad, self.eos}) - {self.unk}
 
     def encode(self, text: str) -> list[int]:
-        return self._engine.encode(text, add_special_tokens=False).ids
+        with _panics_as_errors():
+            return self._engine.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [found.ids for found in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with _panics_as_errors():
+            return [found.ids for found in self._engine.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int]) -> str:
         shown = [number for number in map(int, ids) if number not in self._not_decoded]
-        return self._engine.decode(shown, skip_special_tokens=False)
+        with _panics_as_errors():
+            return self._engine.decode(shown, skip_special_tokens=False)
 
     def id_to_token(self, number: int) -> str:
         return self._engine.id_to_token(number) or f"<{number}>"
@@ -69,11 +80,37 @@ class SubwordTokenizer(Tokenizer):
         return cls(files["tokenizer.json"], "tokenizer.json", settings)
 
 
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Around a call of the library: what it gives up on in the middle of it, such as a regular expression, is a
+    ValueError. It raises that as an exception which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == PANIC:
+            raise ValueError(f"the tokenizer cannot read this text: {error}") from None
+        raise
+
+
 def _parse_json(data: bytes, path: str) -> Engine:
     try:
-        return Engine.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception
+        if (growth := _growth(json.loads(data))) > MAX_GROWTH:
+            raise ValueError(f"it makes a text up to {growth:,} times as long; at most {MAX_GROWTH} are allowed")
+        with _panics_as_errors():
+            return Engine.from_buffer(data)
+    except (Exception, RecursionError) as error:  # the library raises plain Exception
         raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+
+
+def _growth(content: Any) -> int:
+    """How many times as long replacements, one after the other, can make a text; vocabularies replace nothing."""
+    if isinstance(content, list):
+        return math.prod(map(_growth, content))
+    if not isinstance(content, dict):
+        return 1
+    own = [content.get(name) for name in ("content", "prepend")] if content.get("type") in REPLACEMENTS else []
+    longest = max((len(text) for text in own if isinstance(text, str)), default=1)
+    return max(1, longest) * math.prod(_growth(part) for name, part in content.items() if name not in NO_REPLACEMENTS)
 
 
 class BpeTokenizer(SubwordTokenizer):
