@@ -63,6 +63,40 @@ def vision(mixer: str, **options: Any) -> Model:
     return build_model("vision", image_size=32, patch_size=4, dim=16, num_classes=3, encoder=encoder).eval()
 
 
+class Hostile:
+    """Unpickled, it would make a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_a_folder_of_a_stranger_runs_nothing(tmp_path: Path) -> None:
+    """Pickles are not read at all, and code in the folder is not imported."""
+    folder, trace = tmp_path / "model", tmp_path / "trace"
+    model = wrapped(language_model("lightconv"))
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "hostile.py").write_text(f"open({str(trace)!r}, 'w')\nclass Model: pass\n")
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForCausalLM": "hostile.Model"}}))
+    assert type(SubquadForCausalLM.from_pretrained(folder)) is SubquadForCausalLM
+    for content in ({**model.state_dict(), "hostile": Hostile(trace)}, dict(model.state_dict())):
+        torch.save(content, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink(missing_ok=True)
+        with pytest.raises(OSError, match="safetensors"):
+            SubquadForCausalLM.from_pretrained(folder)
+        with pytest.raises(ValueError, match="would read a pickle"):
+            SubquadForCausalLM.from_pretrained(folder, use_safetensors=False)
+    model.save_pretrained(folder)
+    for wrong in ({"kind": "os.system"}, {"decoder": {"mixer": "os:system"}}, {"dim": -1}):
+        (folder / "config.json").write_text(json.dumps({**config, "subquad": {**config["subquad"], **wrong}}))
+        with pytest.raises(ValueError, match=r"os|dim"):
+            SubquadForCausalLM.from_pretrained(folder)
+    assert not trace.exists()
+
+
 # ---------------------------------------------------------------------- import, saving and loading
 
 

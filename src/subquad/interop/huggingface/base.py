@@ -57,7 +57,13 @@ class SubquadModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *inputs: Any, **options: Any) -> Any:
-        """Loads a model as the base class does, but restores the constants of mixers and refuses missing weights."""
+        """Loads a model as the base class does, but restores the constants of mixers and refuses missing weights.
+
+        Only safetensors are read: the base class would take a pickle (pytorch_model.bin) if there is nothing else.
+        """
+        if options.get("use_safetensors") is False:
+            raise ValueError("models of subquad are safetensors; use_safetensors=False would read a pickle")
+        options["use_safetensors"] = True
         with_info = options.pop("output_loading_info", False)
         options["output_loading_info"] = True
         found: Any = super().from_pretrained(pretrained_model_name_or_path, *inputs, **options)
