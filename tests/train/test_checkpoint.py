@@ -178,6 +178,26 @@ def test_a_damaged_state_neither_stops_a_run_nor_counts(tmp_path: Path) -> None:
     assert [path.name for path in checkpoints(tmp_path)] == ["update-000000003", "update-000000001"]
 
 
+def test_links_to_other_folders_are_followed_but_not_emptied(tmp_path: Path) -> None:
+    """Checkpoints that were moved to another disk and linked are used, and rotation removes the links alone."""
+    folder, other = tmp_path / "checkpoints", tmp_path / "other"
+    for path in save_some(folder, 1, 2):
+        shutil.move(path, other / path.name)
+        path.symlink_to(other / path.name)
+    found = latest(folder)
+    assert found is not None
+    assert load_checkpoint(found).state.update == 2
+    save_some(folder, 2, 3)  # the first of them replaces a link
+    assert not (folder / "update-000000002").is_symlink()
+    remove_surplus_checkpoints(folder, CheckpointRetention(keep_last=1, keep_best=0), BestMetric())
+    assert [path.name for path in folder.iterdir()] == ["update-000000003"]
+    assert sorted(path.name for path in other.iterdir()) == ["update-000000001", "update-000000002"]
+    assert load_checkpoint(other / "update-000000002").state.update == 2
+    elsewhere = tmp_path / "linked"
+    elsewhere.symlink_to(folder)
+    assert latest(elsewhere) == elsewhere / "update-000000003"
+
+
 def test_an_average_is_replaced_though_a_killed_process_left_the_old_one(tmp_path: Path) -> None:
     path = save_weights(tmp_path / "average", {"w": torch.zeros(2)}, TrainState())
     shutil.copytree(path, tmp_path / ".old-average")  # killed after the new one had its name

@@ -99,11 +99,11 @@ def _save(final: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Train
             "the same command goes on from the newest"
         ) from None
     if final.exists():  # a folder cannot be replaced in one step; `_clean` puts the old one back after a crash here
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         final.rename(old)
     temporary.rename(final)
     sync_folder(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
     return final
 
 
@@ -137,13 +137,21 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
 
 def _clean(folder: Path) -> None:
     for path in [*folder.glob(f".new-{PREFIX}*"), *folder.glob(f".gone-{PREFIX}*")]:
-        shutil.rmtree(path)
+        _remove(path)
     for path in folder.glob(f".old-{PREFIX}*"):
         final = folder / path.name.removeprefix(".old-")
         if final.exists():
-            shutil.rmtree(path)
+            _remove(path)
         else:
             path.rename(final)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder; of a link to one, which somebody put in its place, the link alone."""
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
@@ -331,7 +339,7 @@ def remove_surplus_checkpoints(folder: str | Path, retention: CheckpointRetentio
     for path in removed:
         gone = path.with_name(f".gone-{path.name}")  # renamed first: half a checkpoint must not keep its name
         path.rename(gone)
-        shutil.rmtree(gone)
+        _remove(gone)
     return removed
 
 
