@@ -3,10 +3,11 @@
     python -m torture                                        everything, as tables; takes long
     python -m torture --only kills --quick                   one part, a few cases: shows that it works
 
-Parts: kills (kill -9 while saving and at random moments), two (of two processes), damage (files that disks changed),
-disks (full, read-only, signals, a second trainer, clocks), long (memory over many updates and lines), trials (a large
-comparison with failures), determinism, fuzz (the fuzz tests with more examples), scale (processes that share updates,
-files of 10^9 tokens; needs an idle machine). The exit code is 1 when anything was lost.
+Parts: kills (kill -9 while saving and at random moments), results (while average and export write), two (of two
+processes), cluster (SIGTERM with a deadline, comparisons that lose a process, memory while saving), damage (files that
+disks changed), disks (full, read-only, signals, a second trainer, clocks), long (memory over many updates and lines),
+trials (a large comparison with failures), determinism, fuzz (the fuzz tests with more examples), scale (processes that
+share updates, files of 10^9 tokens; needs an idle machine). The exit code is 1 when anything was lost.
 """
 
 import os
@@ -28,10 +29,18 @@ import torch
 from benchmarks.measured import Result
 from benchmarks.page import described, filled, missed
 from subquad.environment import environment
-from torture import damage, disks, fuzz, kills, long_runs, scale
+from torture import cluster, damage, disks, fuzz, kills, long_runs, scale
 from torture.cases import SMALL
 
-TITLES = {**kills.TITLES, **damage.TITLES, **disks.TITLES, **long_runs.TITLES, **fuzz.TITLES, **scale.TITLES}
+TITLES = {
+    **kills.TITLES,
+    **cluster.TITLES,
+    **damage.TITLES,
+    **disks.TITLES,
+    **long_runs.TITLES,
+    **fuzz.TITLES,
+    **scale.TITLES,
+}
 COMMAND = "make torture"
 
 
@@ -42,8 +51,12 @@ class Amounts:
     sets: tuple[str, ...] = tuple(SMALL)
     saving: int = 10_000  # every operation
     kills: int = 200
+    results: int = 12  # kills of each command
     kills_of_two: int = 20
     two_with_dropout: bool = True
+    terminated: int = 5
+    saving_dim: int = 1024
+    comparisons: bool = True  # waits for the lock of a killed process, which takes a minute and a half
     damages: int = 1000
     disturbances: tuple[str, ...] = tuple(disks.KINDS)
     places: int = 30
@@ -61,8 +74,12 @@ QUICK = Amounts(
     sets=("phrases",),
     saving=2,
     kills=3,
+    results=1,
     kills_of_two=1,
     two_with_dropout=False,
+    terminated=1,
+    saving_dim=64,
+    comparisons=False,
     damages=30,
     disturbances=("SIGTERM", "full", "commands", "second"),
     places=1,
@@ -87,6 +104,13 @@ def of_two(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
     yield from kills.two_processes(folder, amounts.kills_of_two, seed, amounts.two_with_dropout)
 
 
+def of_clusters(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
+    yield from cluster.terminated(folder, amounts.terminated, seed)
+    yield from cluster.saving_memory(folder, amounts.saving_dim)
+    if amounts.comparisons:
+        yield from cluster.comparisons(folder, seed)
+
+
 def long(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:  # noqa: ARG001
     yield from long_runs.training_memory(folder, list(amounts.watched), amounts.updates, amounts.growth)
     yield from long_runs.decoding_memory(folder, amounts.lines, amounts.growth)
@@ -99,7 +123,9 @@ def of_scale(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
 
 PARTS: dict[str, Part] = {
     "kills": all_kills,
+    "results": lambda folder, amounts, _: kills.results(folder, amounts.results),
     "two": of_two,
+    "cluster": of_clusters,
     "damage": lambda folder, amounts, seed: damage.damages(folder, amounts.damages, seed),
     "disks": lambda folder, amounts, _: disks.disturbances(folder, amounts.disturbances, amounts.places),
     "long": long,

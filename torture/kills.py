@@ -1,4 +1,4 @@
-"""kill -9: at every step of saving, at random moments, and of one or all of two processes."""
+"""kill -9: at every step of saving and of what else is written, at random moments, of one or all of two processes."""
 
 import os
 import random
@@ -14,13 +14,14 @@ from pathlib import Path
 from benchmarks.measured import Result
 from subquad.train.checkpoint import checkpoints
 from torture.cases import PARTS, Case, difference
-from torture.processes import Failpoint, descendants
+from torture.processes import Child, Failpoint, descendants, done
 
 KILLS_PER_RUN = 4
 ROOT = Path(__file__).parent.parent
 TITLES = {
     "kill-saving": "runs that did not go on, or did not end with the bits of the undisturbed run",
     "kill-random": "runs that did not go on, or did not end with the bits of the undisturbed run",
+    "kill-results": "kills after which the same command did not give the same result, or left something beside it",
     "kill-two": "runs that did not go on, or did not end with the bits of the undisturbed run",
 }
 
@@ -87,6 +88,44 @@ def random_moments(folder: Path, names: list[str], kills: int, seed: int) -> Ite
         yield outcome("kill-random", {"set": name}, numbers, wrong)
 
 
+def results(folder: Path, most: int) -> Iterator[Result]:
+    """Killed before operations on the files that `average` and `export` write; then the same command is given again."""
+    case = Case(folder / "results", "phrases")
+    case.train_reference()
+    for name, within in (("average", "average"), ("export", "exported")):
+        wrong, contents, points = [], list[dict[str, bytes]](), [0]
+        counted = case.folder / f"counted-{name[0]}.txt"  # not a file of the command's
+        for place in range(most + 1):
+            if place == 1:
+                points += spread(int(counted.read_text()), most)
+            if place == len(points):
+                break
+            run = case.folder / f"{name[0]}-{place:03d}"  # the card of an export has this name
+            shutil.copytree(case.reference, run)
+            words = [name, str(run), *(["--updates", "2"] if name == "average" else ["--to", "torch", "--out"])]
+            words += [str(run / within)] if name == "export" else []
+            act = Failpoint("kill" if place else "count", points[place], counted, within)
+            ended = Child(words, act.install).wait()
+            if place and ended.code != -signal.SIGKILL:
+                wrong.append(f"operation {points[place]}: code {ended.code}: {ended.last}")
+            again = done(words) if place else ended
+            if again.code and "exists already" not in again.last:  # killed after all was written
+                wrong.append(f"operation {points[place]}: {again.last}")
+            contents.append(_content(run, "checkpoints/average" if name == "average" else within))
+            if contents[0] != contents[-1]:
+                wrong.append(f"operation {points[place]}: another result")
+            shutil.rmtree(run)
+        yield outcome("kill-results", {"command": name}, {"kills": len(points) - 1}, wrong)
+
+
+def _content(run: Path, within: str) -> dict[str, bytes]:
+    """Files by name, and what is hidden beside them, which must be nothing; archives of torch have their own dates."""
+    found = {path.name: path.read_bytes() for path in (run / within).rglob("*") if path.is_file()}
+    left = [path.name for path in (run / within).parent.glob(".*") if path.name != ".lock"]
+    sizes = {name: bytes(len(data)) for name, data in found.items() if name.endswith((".pt2", ".md"))}
+    return {**found, **sizes, "left": repr(left).encode()}
+
+
 # ---------------------------------------------------------------------- two processes
 
 
@@ -107,7 +146,7 @@ def two_processes(folder: Path, kills: int, seed: int, dropout: bool = True) -> 
     off = ["model.encoder.dropout=0", "model.decoder.dropout=0", "model.source.dropout=0", "model.target.dropout=0"]
     changes = [] if dropout else off
     if dropout:
-        _said(torchrun(["-m", "subquad.cli.main", *case.words(case.reference)]))
+        finish(torchrun(["-m", "subquad.cli.main", *case.words(case.reference)]))
     else:
         case.train_reference(*changes)
     if kills > 1:
@@ -117,7 +156,7 @@ def two_processes(folder: Path, kills: int, seed: int, dropout: bool = True) -> 
     for number in range(count):
         run, rank = case.folder / f"one-{number}", 1 - number % 2
         worker = ["-m", "torture.dying", str(rank), str(draw.uniform(0, 0.2)), *case.words(run, *changes)]
-        said = _said(torchrun(worker, "--max-restarts=2"))
+        said = finish(torchrun(worker, "--max-restarts=2"))
         # without dropout nothing is drawn, and each process has a generator of its own that nobody asks
         parts = PARTS if dropout else PARTS[:-1]
         told = "died here" in said and "defect of subquad" not in said  # the one that is left says what happened
@@ -141,16 +180,16 @@ def _all_killed(case: Case, kills: int, draw: random.Random) -> Result:
             if process.poll() is not None:
                 process.communicate()
                 break
-            _kill_all(process)
+            kill_all(process)
             left -= 1
-        _said(torchrun(["-m", "subquad.cli.main", *case.words(run)]))
+        finish(torchrun(["-m", "subquad.cli.main", *case.words(run)]))
         if (problem := difference(run, case.reference)) is not None:
             wrong.append(problem)
         done += 1
     return outcome("kill-two", {"killed": "both at once"}, {"kills": kills, "runs": done}, wrong)
 
 
-def _kill_all(process: "subprocess.Popen[str]") -> None:
+def kill_all(process: "subprocess.Popen[str]") -> None:
     """torchrun gives each worker a session of its own: a kill of its group would leave them training."""
     for pid in (*descendants(process.pid), process.pid):
         with suppress(ProcessLookupError):
@@ -158,12 +197,12 @@ def _kill_all(process: "subprocess.Popen[str]") -> None:
     process.communicate()
 
 
-def _said(process: "subprocess.Popen[str]") -> str:
+def finish(process: "subprocess.Popen[str]") -> str:
     """What it said; a RuntimeError unless it ended well."""
     try:
         said, _ = process.communicate(timeout=600)
     except subprocess.TimeoutExpired:
-        _kill_all(process)
+        kill_all(process)
         raise RuntimeError("torchrun did not end within 600 seconds") from None
     if process.returncode:
         raise RuntimeError(f"torchrun ended with code {process.returncode}: {said}")

@@ -142,14 +142,15 @@ class Failpoint:
     operation fails with it; "count": nothing happens, and `count` is written to a file at the end.
     """
 
-    def __init__(self, act: str, number: int = 0, counted: Path | None = None) -> None:
-        self.act, self.number, self.counted, self.count = act, number, counted, 0
+    def __init__(self, act: str, number: int = 0, counted: Path | None = None, within: str = f"/{CHECKPOINTS}") -> None:
+        """within: what the paths of the operations have in them."""
+        self.act, self.number, self.counted, self.count, self.within = act, number, counted, 0, within
 
     def install(self) -> None:
         sys.addaudithook(self._seen)
 
     def _seen(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in CHANGES or not _is_of_checkpoints(event, arguments):
+        if event not in CHANGES or not _is_within(event, arguments, self.within):
             return
         self.count += 1
         if self.act == "count":
@@ -164,10 +165,10 @@ class Failpoint:
             os.kill(os.getpid(), getattr(signal, self.act if self.act.startswith("SIG") else f"SIG{self.act.upper()}"))
 
 
-def _is_of_checkpoints(event: str, arguments: tuple[Any, ...]) -> bool:
+def _is_within(event: str, arguments: tuple[Any, ...], name: str) -> bool:
     """Removing a folder names what is in it without its path, but with a handle of the folder."""
-    within = event in ("os.remove", "os.rmdir") and len(arguments) > 1 and arguments[1] >= 0
-    return within or f"/{CHECKPOINTS}" in str(arguments[0])
+    removed = event in ("os.remove", "os.rmdir") and len(arguments) > 1 and arguments[1] >= 0
+    return removed or name in str(arguments[0])
 
 
 # ---------------------------------------------------------------------- what a child needs of the machine
