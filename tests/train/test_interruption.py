@@ -16,7 +16,7 @@ import yaml
 
 import subquad
 from subquad.processes import InterruptionError, Terminated, interruptible, stop_requests
-from subquad.train import validation
+from subquad.train import distributed
 from subquad.train.checkpoint import checkpoints, load_checkpoint, read_state
 from subquad.train.metrics_log import read_metrics
 from subquad.train.trainer import Trainer
@@ -70,7 +70,7 @@ def test_an_interrupted_training_loses_nothing(
     moment: str, number: signal.Signals, tmp_path: Path, monkeypatch
 ) -> None:
     """Dropout, moving average and patience on: the same bits, and the same validations."""
-    monkeypatch.setattr(validation, "STOP_EVERY", 1)
+    monkeypatch.setattr(distributed, "STOP_EVERY", 1)
     disturb, update, changes = MOMENTS[moment]
     given = recipe("image-classification", updates=11, patience=5, **changes)
     trainer(given, tmp_path / "whole").fit()

@@ -16,14 +16,13 @@ from subquad.cli.main import run as command
 from subquad.models import build_model
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import checkpoints, load_checkpoint
-from subquad.train.distributed import ALONE, Workers
+from subquad.train.distributed import ALONE, Workers, validate
 from subquad.train.metrics_log import read_metrics
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task, differences, locked, open_run
 from subquad.train.trainer import Trainer
-from subquad.train.validation import validate
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 

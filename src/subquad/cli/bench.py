@@ -8,7 +8,6 @@ import typer
 
 from subquad.cli.options import AsJson, parse_integer, parse_mechanisms, parse_mixer_options, split_words
 from subquad.cli.output import print_table
-from subquad.files import write_text
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -86,6 +85,8 @@ def bench(
     text = json.dumps(report, indent=2)
     print(text) if as_json else show_rows(rows)
     if out is not None:
+        from subquad.files import write_text
+
         write_text(out, f"{text}\n")
     failed = list(dict.fromkeys(row.mixer for row in rows if row.status == "failed"))
     if failed:

@@ -43,12 +43,15 @@ from subquad.train.checkpoint import (
 )
 from subquad.train.distributed import (
     ALONE,
+    COUNT,
     DistributedLoss,
     TensorBatch,
     Workers,
+    add_sums,
     gather_to_first,
     shard_like,
     split_batches,
+    validate,
 )
 from subquad.train.metrics_log import MetricsLog
 from subquad.train.nan_diagnosis import NotFiniteError, diagnose
@@ -68,7 +71,6 @@ from subquad.train.recipe import Recipe
 from subquad.train.rng import rng_state, seed_all, set_rng_state, torch_rng_state
 from subquad.train.schedules import Schedule
 from subquad.train.trackers import Tracker
-from subquad.train.validation import COUNT, add_sums, validate
 
 SEEDS_APART = 1_000_003
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
