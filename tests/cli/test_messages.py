@@ -98,7 +98,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("translate run", ("run is a run of task language-model", "only runs of translation translate")),
     ("translate run input.txt", ("text comes from standard input: subquad translate run < input.txt",)),
     ("classify run x.png", ("run was trained for language-model, not for image classification",)),
-    ("export run --to torch --out empty/../run", ("is there already; give a new folder",)),
+    ("export run --to torch --out empty/../run", ("exists already; give a new folder",)),
     # data, mechanisms
     ("data prepare DATA", ("give files with --train, --valid and --test, or a --config",)),
     ("data prepare DATA --train none.txt --samples text", ("none.txt: there is no such file",)),

@@ -253,7 +253,7 @@ def test_a_wrong_file_is_not_left(tmp_path: Path) -> None:
 def test_a_folder_in_use_is_refused(capsys, tmp_path: Path, translations: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert command(["export", str(translations / "run"), "--to", "onnx", "--out", str(tmp_path)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
