@@ -49,7 +49,17 @@ def test_nothing_is_lost_and_the_page_says_so(tmp_path: Path) -> None:
         assert next(iter(line["labels"].values())) in page
 
 
-@pytest.mark.parametrize("part", ["two", "cluster", "trials", "determinism", "scale"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "two",
+        "determinism",
+        "scale",
+        # these take minutes; test_interruption.py and test_comparison.py do a little of each
+        pytest.param("cluster", marks=pytest.mark.nightly),
+        pytest.param("trials", marks=pytest.mark.nightly),
+    ],
+)
 def test_nothing_is_lost_in_the_longer_parts(part: str, tmp_path: Path) -> None:
     lines = tortured(tmp_path, part)
     assert lines

@@ -228,7 +228,9 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, capsys: pytest.Ca
 # ---------------------------------------------------------------------- interruption
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)]
+)
 def test_an_interrupted_comparison_goes_on(number: int, code: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["compare", *DIGITS, "train.updates=400", "train.validate_every=5", "--mixers", "softmax"]

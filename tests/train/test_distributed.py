@@ -118,6 +118,7 @@ def test_two_processes_are_one_and_take_turns_with_it(mode: str, given: Path, al
             assert (value - expected[part][name]).abs().max() <= limit, f"{part} {name}"
 
 
+@pytest.mark.nightly  # two processes are tried every time
 @pytest.mark.parametrize("mode", MODES)
 def test_four_processes_are_one(mode: str, given: Path, tmp_path: Path) -> None:
     """Four summands have an order: equal to rounding. Some tensors have fewer rows than there are processes."""

@@ -211,7 +211,9 @@ def test_the_command_says_what_is_kept(number: signal.Signals, tmp_path: Path) -
     assert process.returncode == 0, said
 
 
-@pytest.mark.parametrize(("mode", "whom"), [("replicated", "torchrun"), ("sharded", "worker")])
+@pytest.mark.parametrize(
+    ("mode", "whom"), [("replicated", "torchrun"), pytest.param("sharded", "worker", marks=pytest.mark.nightly)]
+)
 def test_processes_agree_on_the_update_at_which_they_stop(mode: str, whom: str, tmp_path: Path) -> None:
     """SIGTERM to torchrun, which sends it to all, or to one of the processes."""
     path, run = tmp_path / "recipe.yaml", tmp_path / "run"
