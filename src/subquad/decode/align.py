@@ -47,9 +47,8 @@ def cross_attention_weights(model: Seq2Seq, source: Tensor, source_padding: Tens
     finally:
         hook.remove()
     (q,) = cross.project_part(read[0], 0, 1)
-    k, _ = cross.project_part(
-        context, 1, 3
-    )  # the decoder may have moved tokens to the front of their rows, so keys are projected again
+    # the decoder may have moved tokens to the front of their rows, so keys are projected again
+    k, _ = cross.project_part(context, 1, 3)
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     if source_padding is not None:
         scores = scores.masked_fill(source_padding[:, None, None], -float("inf"))

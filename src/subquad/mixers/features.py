@@ -5,7 +5,7 @@ Maps with exponentials must be kept from overflowing, so each gives `values` and
 
     phi(t) = values * exp(log_scale - reference) + eps
 
-where the mechanism chooses the reference: a maximum of log_scales over the tokens that may know of each other.
+where the mechanism chooses the reference: a maximum of `log_scale` over the tokens that may know of each other.
 """
 
 import math
@@ -75,7 +75,7 @@ class Features(NamedTuple):
 
 
 Reference = Callable[[Tensor], Tensor]
-"""From the log_scales of tokens (batch, heads, time) to what each is measured against, broadcastable to them."""
+"""From `log_scale` of tokens (batch, heads, time) to what each is measured against, broadcastable to them."""
 
 
 class FeatureMap(nn.Module):
@@ -157,7 +157,7 @@ class Fourier(FeatureMap):
 
 
 class ParameterFree(FeatureMap):
-    """dpfp: z = [relu(t) | relu(-t)] times z rolled by 1 .. nu, side by side; nu = eps(eps(m / d) / 2)."""
+    """dpfp: z = [relu(t) | relu(-t)] times z rolled by 1 .. nu, side by side; nu = floor(floor(m / d) / 2)."""
 
     def __init__(self, heads: int, features: int, head_dim: int) -> None:
         super().__init__(heads, features, head_dim)

@@ -263,7 +263,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         return theta.cos(), theta.sin()
 
     def _check_length(self, lengths: Tensor | int) -> None:
-        """Beyond max_length cosines would cos_sin negative. Compiled code cannot look into tensors, only at ints."""
+        """Beyond max_length cosines would turn negative. Compiled code cannot look into tensors, only at ints."""
         limit = self.config.max_length
         if not self.config.cosine or limit is None:
             return

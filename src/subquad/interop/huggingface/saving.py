@@ -83,9 +83,8 @@ def _save_translator(run: LoadedRun, out: Path) -> SubquadModel:
     convert_tokenizer(source, "after", max_source_length(wrapped.model)).save_pretrained(out)
     convert_tokenizer(target, "after", longest).save_pretrained(out / TARGET)
     options = run.recipe.decode
-    limit = (
-        int(options.max_len_a * LONG_SOURCE + options.max_len_b) + 1
-    )  # in transformers the end is one of the new tokens
+    # in transformers the end is one of the new tokens
+    limit = int(options.max_len_a * LONG_SOURCE + options.max_len_b) + 1
     wrapped.generation_config.update(
         num_beams=options.beam,
         length_penalty=options.lenpen,

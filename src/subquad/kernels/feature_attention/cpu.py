@@ -1,8 +1,8 @@
 """Linear attention through features on the CPU, made of torch's own products, in tiles that stay in the cache.
 
-The eps goes to sums, never to all features. Threads take sequences or heads; within one, work goes by tiles, some
-positions of its heads, read from the projections and written to their gradient in place. Training keeps the features
-phi: to compute the exponentials again takes longer.
+The constant eps is added to sums, never to all features. Threads take sequences or heads; within one, work goes by
+tiles, some positions of its heads, read from the projections and written to their gradient in place. Training keeps the
+features phi: to compute the exponentials again takes longer.
 """
 
 import math
@@ -88,7 +88,7 @@ class Sums(NamedTuple):
     counts: Tensor
 
     def add_eps(self, values: Tensor, counts: Tensor | int, eps: float) -> None:
-        """The eps's part of every feature, of sums (batch, heads or 1, 1, d or 1) over mask."""
+        """Adds what eps contributes, given sums (batch, heads or 1, 1, d or 1) over the tokens."""
         self.values.add_(values, alpha=eps)
         self.counts.add_(counts, alpha=eps)
 
