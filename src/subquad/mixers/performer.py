@@ -54,11 +54,11 @@ class PerformerConfig(AttentionConfig):
     projection: Scheme = Field(
         "redrawn", description="the random matrix: drawn anew in each training step, kept as built, or learned"
     )
-    cosine: bool = Field(False, description="weights pairs by the cosine of their distance, a quarter cos_sin in all")
+    cosine: bool = Field(False, description="weights pairs by the cosine of their distance, a quarter turn in all")
     max_length: int | None = Field(
         None,
         ge=1,
-        description="length of the quarter cos_sin of `cosine`; default: each sequence's own, which causal lacks",
+        description="length of the quarter turn of `cosine`; default: each sequence's own, which causal lacks",
     )
 
     def check(self) -> None:
