@@ -4,3 +4,4 @@ from subquad.mixers import available
 from subquad.testing import contract
 
 TestContract = contract(*available())
+TestFloors = contract("identity")

@@ -99,6 +99,9 @@ class Mixer(nn.Module, Generic[ConfigT]):
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     """Small option sets (without dim and heads) that together exercise the mechanism; the test suite runs them all."""
 
+    is_floor: ClassVar[bool] = False
+    """Whether it is there for mechanisms to be compared with and is none of them: then `available` leaves it out."""
+
     max_step: int | None = None
     """Longest chunk that `step` takes at once; the base class splits longer ones. None: any."""
 

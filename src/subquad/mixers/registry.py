@@ -54,9 +54,10 @@ def documentation(mixer: "type[Mixer]") -> str:
 
 
 def available() -> list[str]:
-    """Names of all mechanisms, sorted, softmax (the baseline) first."""
+    """Names of all mechanisms, sorted, softmax (the baseline) first. Floors are no mechanisms: see `is_floor`."""
     _import_plugins()
-    return sorted({*_REGISTRY, *_entry_points()}, key=lambda name: (name != "softmax", name))
+    floors = {name for name, mixer in _REGISTRY.items() if mixer.is_floor}
+    return sorted({*_REGISTRY, *_entry_points()} - floors, key=lambda name: (name != "softmax", name))
 
 
 def loadable() -> tuple[list[str], list[str]]:

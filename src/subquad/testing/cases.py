@@ -128,6 +128,11 @@ def is_causal(case: Case) -> bool:
 
 
 @cache
+def has_parameters(case: Case) -> bool:
+    return next(case.build().parameters(), None) is not None
+
+
+@cache
 def streams(case: Case) -> bool:
     return case.causal and case.build().can_stream
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subquad.mixers import State, available, mixer_class
-from subquad.testing.cases import Case, cases, first_case, reads_context, streams
+from subquad.testing.cases import Case, cases, first_case, has_parameters, reads_context, streams
 from subquad.testing.selection import for_cases
 
 
@@ -41,7 +41,7 @@ class RefusalContract:
         with pytest.raises(ValueError, match=f"{case.name}: .*empty sequence"):
             mixer(x[:, :0])
 
-    @for_cases()
+    @for_cases(has_parameters)
     def test_inputs_of_another_precision_are_refused(self, case: Case) -> None:
         mixer, x = case.build(), case.tokens(2, 6)
         for wrong in (torch.float64, torch.bfloat16, torch.int64):
