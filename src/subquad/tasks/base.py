@@ -27,6 +27,7 @@ from subquad.decode.options import DecodeOptions
 from subquad.evaluate.report import Evaluation
 from subquad.files import write_metadata
 from subquad.models import Model
+from subquad.tasks.floors import Floor
 from subquad.tasks.losses import LossOutput, add_regularizer
 from subquad.tasks.sample_shards import Samples, SampleShards
 
@@ -240,6 +241,13 @@ class Task(ABC):
 
         model_config: see `data_dependent_model_config`. samples: how many were evaluated.
         """
+
+    def floors(self, data: Any, split: str) -> list[Floor]:  # noqa: ARG002
+        """What models reach on a split that are fitted by counting or linearly, scored exactly as `evaluate` scores.
+
+        data: the recipe's section `data` that the task was opened with. A task without such models has no floors.
+        """
+        return []
 
     @classmethod
     @abstractmethod

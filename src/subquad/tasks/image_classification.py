@@ -28,6 +28,7 @@ from subquad.data.images.transforms import AugmentOptions
 from subquad.data.text.prepare import ReportProgress
 from subquad.decode.classify import ImageClassifier
 from subquad.evaluate.accuracy import accuracy, accuracy_score, class_ranks, reported_top_k
+from subquad.evaluate.linear_probe import fit_linear_probe, pool_pixels
 from subquad.evaluate.report import Evaluation
 from subquad.models import Model
 from subquad.tasks.base import (
@@ -40,11 +41,14 @@ from subquad.tasks.base import (
     load_embedded,
     register_task,
 )
+from subquad.tasks.floors import Floor
 from subquad.tasks.losses import LossOutput, class_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 
 IMAGES_PER_BATCH = 64
 """Where the recipe says nothing, and in evaluation."""
+PROBE_IMAGES, SCORED_IMAGES = 20_000, 10_000
+"""The most images that the linear probe is fitted to, and that it is scored on."""
 NAMED = 3  # unreadable images that a batch's warning names
 
 
@@ -302,6 +306,41 @@ class ImageClassificationTask(Task):
         """Guessing gives 1 / classes: this, and two standard deviations of it over so many samples, in percent."""
         guess = 1 / model_config["num_classes"]
         return 100 * (guess + 2 * math.sqrt(guess * (1 - guess) / samples))
+
+    def floors(self, data: ImageData, split: str) -> list[Floor]:  # noqa: ARG002
+        train, valid, evaluated = (
+            self._pixels(name, most)
+            for name, most in (("train", PROBE_IMAGES), ("valid", SCORED_IMAGES), (split, SCORED_IMAGES))
+        )
+        num_classes = len(self.splits["train"].classes)
+        majority = train[1].bincount(minlength=num_classes).argmax()
+        probe = fit_linear_probe(*train, num_classes, valid)
+        on = f"scored on {len(evaluated[1]):,} images of {split}"
+        return [
+            Floor(
+                name="majority class",
+                kind="trivial",
+                value=self.main_metric.scale * float((evaluated[1] == majority).double().mean()),
+                how=f"The most frequent class of {len(train[1]):,} training images, {on}.",
+            ),
+            Floor(
+                name="linear probe",
+                kind="linear",
+                value=self.main_metric.scale * probe.accuracy(*evaluated),
+                how=f"Logistic regression on {train[0].shape[1]:,} numbers for each of {len(train[1]):,} training "
+                f"images, its regularisation chosen on valid, {on}.",
+            ),
+        ]
+
+    def _pixels(self, split: str, most: int) -> tuple[Tensor, Tensor]:
+        """The pixels (n, features) of up to `most` images, evenly spaced, as evaluation reads them, and labels (n,)."""
+        samples = self.samples(split, training=False)
+        count = len(samples.images)
+        numbers = np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+        starts = range(0, len(numbers), IMAGES_PER_BATCH)
+        batches = [samples.batch(numbers[start : start + IMAGES_PER_BATCH]) for start in starts]
+        pixels = torch.cat([pool_pixels(batch["images"]) for batch in batches])
+        return pixels, torch.cat([batch["labels"] for batch in batches])
 
     @classmethod
     def random_batch(cls, model: Model, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
+from subquad.tasks.floors import Floor
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, read_text
@@ -120,6 +121,31 @@ class LanguageModelTask(BlockTask):
         data = {"sha256": fingerprint(samples), "text": origin}
         lost = blocks.blocks.total - tokens
         return Evaluation(cls.name, split, len(lines), lost, measures, data, settings, counts)
+
+    def floors(self, data: LanguageModelData, split: str) -> list[Floor]:
+        counts = self.count_pairs()
+        blocks = Blocks(self.evaluated_lines(data, split), self.blocks, self.tokenizer.eos)
+        before, words = blocks.window(0, blocks.total)
+        log_probs = {
+            "unigram": counts.unigram().log_probs(words),
+            "bigram": counts.bigram().log_probs(before, words),
+        }
+        values = {name: perplexity_score(np.array([-found.sum(), len(words)])) for name, found in log_probs.items()}
+        text = f"the {counts.counts.sum():,} tokens of the training text"
+        return [
+            Floor(
+                name="unigram",
+                kind="trivial",
+                value=values["unigram"],
+                how=f"The frequency of every token among {text}, with absolute discounting.",
+            ),
+            Floor(
+                name="bigram",
+                kind="linear",
+                value=values["bigram"],
+                how=f"Pairs of neighbours counted in {text}, with interpolated Kneser-Ney smoothing.",
+            ),
+        ]
 
     @classmethod
     def random_batch(

@@ -25,6 +25,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import MaskedLanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
+from subquad.tasks.floors import Floor
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, cut_lines, read_text
@@ -75,6 +76,17 @@ class MaskedSamples:
         targets = np.where(asked, tokens, self.tokenizer.pad)
         # the beginning is no word: it is neither masked nor asked for
         return np.append(self.first, read), np.append(self.tokenizer.pad, targets)
+
+    def targets_between_neighbours(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All targets (n,), with the token that the model reads before and after each; at an end it is the mask."""
+        parts = []
+        for number in range(len(self.blocks)):
+            read, targets = self._sample(number, 0)
+            (places,) = np.nonzero(targets != self.tokenizer.pad)
+            read = np.append(read, self.masking.mask_id)
+            parts.append((read[places - 1], targets[places], read[places + 1]))
+        left, words, right = (np.concatenate(side) for side in zip(*parts, strict=True))
+        return left, words, right
 
 
 def masked_losses_by_row(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
@@ -160,6 +172,36 @@ class MaskedLanguageModelTask(BlockTask):
         settings = {"masking": masking.model_dump(mode="json"), **config.blocks.model_dump(mode="json")}
         data = {"sha256": fingerprint(texts), "text": origin}
         return Evaluation(cls.name, split, len(texts), 0, measures, data, settings, counts)
+
+    def floors(self, data: MaskedLanguageModelData, split: str) -> list[Floor]:
+        """Lines that are longer than a model can read are not cut here."""
+        counts = self.count_pairs()
+        samples = MaskedSamples(self.evaluated_lines(data, split), data.blocks, data.masking, self.tokenizer)
+        left, words, right = samples.targets_between_neighbours()
+        unigram = counts.unigram().log_probs(words)
+        mask = samples.masking.mask_id
+        by_neighbour = [
+            np.where(neighbour == mask, unigram, model.log_probs(neighbour, words))
+            for neighbour, model in ((left, counts.bigram()), (right, counts.reversed_bigram()))
+        ]
+        log_probs = {"unigram": unigram, "neighbouring words": np.logaddexp(*by_neighbour) - np.log(2)}
+        values = {name: perplexity_score(np.array([-found.sum(), len(words)])) for name, found in log_probs.items()}
+        text = f"the {counts.counts.sum():,} tokens of the training text"
+        return [
+            Floor(
+                name="unigram",
+                kind="trivial",
+                value=values["unigram"],
+                how=f"The frequency of every token among {text}, with absolute discounting.",
+            ),
+            Floor(
+                name="neighbouring words",
+                kind="linear",
+                value=values["neighbouring words"],
+                how="The mean of two Kneser-Ney bigrams, one of the word before and one of the word after, counted in "
+                f"{text}; the unigram where that neighbour is masked.",
+            ),
+        ]
 
     @classmethod
     def random_batch(

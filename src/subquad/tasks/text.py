@@ -16,13 +16,15 @@ from pydantic import Field
 
 from subquad.config import nearest
 from subquad.data.batches import Budget
-from subquad.data.blocks import BlockOptions
+from subquad.data.blocks import BlockOptions, Blocks
 from subquad.data.builtin import SPLITS, BuiltinSet
 from subquad.data.fairseq.folder import FairseqFolder
 from subquad.data.text.prepare import ReportProgress, TextDataConfig, prepare_text
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FIELDS, PreparedText, open_prepared
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig
+from subquad.evaluate.ngrams import CHUNK_TOKENS, PairCounts
+from subquad.evaluate.perplexity import TokenLines
 from subquad.files import wrap_corrupt_data_errors, write_files
 from subquad.tasks.base import DataConfig, Task, TrainedModel, add_perplexity, check_split, load_embedded
 
@@ -187,6 +189,19 @@ class BlockTask(TextTask):
     def tokenizers(self) -> dict[str, Tokenizer]:
         return {"text": self.tokenizer}
 
+    def count_pairs(self) -> PairCounts:
+        """The neighbouring tokens of the training text, the ends of lines among them."""
+        counts = PairCounts(self.tokenizer.size + self.extra_symbols)
+        stream = Blocks(self.data.store("train", "text"), self.blocks, self.tokenizer.eos)
+        for begin in range(0, stream.total, CHUNK_TOKENS):
+            counts.add(*stream.window(begin, min(stream.total, begin + CHUNK_TOKENS)))
+        return counts
+
+    def evaluated_lines(self, data: TextData, split: str) -> TokenLines:
+        """The tokens of a split as evaluation reads them: of the text as it was given, where it is there."""
+        lines, _ = text_of_split(data, self.data.folder, split)
+        return TokenLines(self.tokenizer.encode_batch([line for (line,) in lines]))
+
     @property
     def pad(self) -> int:
         return self.tokenizer.pad
@@ -222,14 +237,20 @@ def _write_split(cache: Path, split: str, samples: Sequence[tuple[str, str]] | S
 
 def read_text(run: TrainedModel, split: str, most: int | None = None) -> tuple[list[tuple[str, ...]], str]:
     """The samples of a split, or the first `most` of them, and where they come from."""
-    data = run.data
-    assert isinstance(data, TextData)
+    assert isinstance(run.data, TextData)
+    # of data that was changed since training there may be other tokens in the run
+    return text_of_split(run.data, run.prepared_data, split, most)
+
+
+def text_of_split(
+    data: TextData, prepared_data: Path | None, split: str, most: int | None = None
+) -> tuple[list[tuple[str, ...]], str]:
+    """The same of data that was prepared in a folder; None: it was not yet."""
     samples = data.raw_samples(split)
     if samples is not None:
         return samples[:most], AS_GIVEN
     with TemporaryDirectory() as scratch:
-        # of data that was changed since training there may be other tokens in the run
-        own = data.folder or run.prepared_data
+        own = data.folder or prepared_data
         prepared = open_prepared(own) if own is not None else data.prepare(Path(scratch))
         sides = []
         for side in prepared.fields:

@@ -1,5 +1,6 @@
 """Translation: the target's words given the source, from parallel text."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -23,15 +24,18 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import Seq2Seq
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
+from subquad.tasks.floors import Floor
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, typical_text_batch
+from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, text_of_split, typical_text_batch
 
 WITH_EOS = 1
 TYPICAL_LENGTH = 64
 """Tokens of a sentence, for an estimate of memory before the data is read."""
 TIMED_LINES = 32
 """Lines of which the speed of decoding is measured."""
+COUNTED_TARGETS = 200_000
+"""Training targets among which the most frequent one is looked for."""
 
 
 class TranslationData(TextData):
@@ -177,6 +181,29 @@ class TranslationTask(TextTask):
     def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
         """BLEU of 1."""
         return 1.0
+
+    def floors(self, data: TranslationData, split: str) -> list[Floor]:
+        pairs, _ = text_of_split(data, self.data.folder, split)
+        sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        store = self.data.store("train", "target")
+        lines = min(len(store), COUNTED_TARGETS)
+        # of equally frequent ones the first, so that the floor is always the same
+        ((most_frequent, _),) = Counter(store[number].tobytes() for number in range(lines)).most_common(1)
+        constant = self.target.decode(np.frombuffer(most_frequent, store.tokens.dtype))
+        return [
+            Floor(
+                name="copying the source",
+                kind="trivial",
+                value=bleu(sources, references).value,
+                how="Every source is its own translation.",
+            ),
+            Floor(
+                name="most frequent target",
+                kind="trivial",
+                value=bleu([constant] * len(references), references).value,
+                how=f"Every translation is the most frequent one among the first {lines:,} of training.",
+            ),
+        ]
 
     @classmethod
     def random_batch(cls, model: Seq2Seq, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:

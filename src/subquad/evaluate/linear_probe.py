@@ -1,0 +1,84 @@
+"""Multinomial logistic regression: what a model without hidden layers reaches on the same inputs.
+
+    minimise over W, b      mean_i -log softmax(W x_i + b)[y_i] + strength / 2 ||W||^2
+
+by L-BFGS, for every strength in turn, each from the solution of the one before; the strength is chosen by the accuracy
+on validation data.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MAX_FEATURES = 3072
+"""Inputs of the regression: larger images are averaged over neighbouring pixels down to so many."""
+STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
+ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """weight: (classes, features), bias: (classes,), of inputs whose mean was taken out and which were scaled."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    scale: float
+    strength: float
+
+    def predict(self, inputs: Tensor) -> Tensor:
+        """inputs: (n, features). Returns the classes (n,)."""
+        return F.linear((inputs - self.mean) / self.scale, self.weight, self.bias).argmax(1)
+
+    def accuracy(self, inputs: Tensor, labels: Tensor) -> float:
+        return float((self.predict(inputs) == labels).double().mean())
+
+
+def fit_linear_probe(
+    inputs: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    valid: tuple[Tensor, Tensor],
+    strengths: Sequence[float] = STRENGTHS,
+) -> LinearProbe:
+    """The best of the strengths, of equally good ones the strongest. inputs: (n, features); labels: (n,) int64."""
+    mean = inputs.mean(0)
+    scale = float((inputs - mean).square().mean().sqrt().clamp(min=1e-6))
+    scaled = (inputs - mean) / scale
+    weight = torch.zeros(num_classes, inputs.shape[1], dtype=inputs.dtype)
+    bias = torch.zeros(num_classes, dtype=inputs.dtype)
+    probes = []
+    for strength in strengths:
+        weight, bias = _minimise(scaled, labels, weight, bias, strength)
+        probes.append(LinearProbe(weight, bias, mean, scale, strength))
+    return max(probes, key=lambda probe: probe.accuracy(*valid))
+
+
+def _minimise(inputs: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Weight and bias at the minimum, found from the given ones."""
+    parameters = [weight.clone().requires_grad_(), bias.clone().requires_grad_()]
+    optimizer = torch.optim.LBFGS(parameters, max_iter=ITERATIONS, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(F.linear(inputs, *parameters), labels)
+        loss = loss + strength / 2 * parameters[0].square().sum()
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)  # type: ignore[arg-type]
+    return parameters[0].detach(), parameters[1].detach()
+
+
+def pool_pixels(images: Tensor) -> Tensor:
+    """images: (n, channels, height, width). Returns (n, features), at most MAX_FEATURES of them."""
+    channels, height, width = images.shape[1:]
+    if channels * height * width > MAX_FEATURES:
+        side = max(1, math.isqrt(MAX_FEATURES // channels))
+        images = F.adaptive_avg_pool2d(images, (min(height, side), min(width, side)))
+    return images.flatten(1)
