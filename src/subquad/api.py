@@ -356,6 +356,7 @@ def compare(
     repeats: int = REPEATS,
     max_seconds: float = MAX_SECONDS,
     retry: bool = False,
+    floors: bool = True,
     title: str | None = None,
     command: str = "",
     **sections: Any,
@@ -368,10 +369,11 @@ def compare(
     of training, as "folder" or "label=folder". baseline: what the others are compared with. seeds: how many, or which.
     split: what quality is measured on. lengths: at which costs are measured, with batches of `tokens` tokens and
     `repeats` repeats; a mechanism whose pass took longer than `max_seconds` is not tried at longer ones. retry: try
-    trainings that failed once more. title, command: what the page is called, and how it says that it was made.
+    trainings that failed once more. floors: compare with simple models of the data and a model without mixing.
+    title, command: what the page is called, and how it says that it was made.
 
     >>> import subquad
-    >>> small = {"train": {"updates": 60}, "model": {"dim": 16}}
+    >>> small = {"train": {"updates": 60}, "model": {"dim": 16}, "floors": False}
     >>> result = subquad.compare("recipes/small/digits.yaml", ["softmax"], lengths=[], quiet=True, **small)
     >>> [(trial.mechanism, trial.status) for trial in result.trials]
     [('softmax', 'done')]
@@ -393,6 +395,7 @@ def compare(
         repeats=repeats,
         max_seconds=max_seconds,
         retry=retry,
+        floors=floors,
     )
     with Progress(stream=io.StringIO() if quiet else None) as progress:
         comparison.run(progress.report)

@@ -71,11 +71,17 @@ def compare(
         bool, typer.Option("--merge", help="Compute nothing, and make the result of what is there.")
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Try trainings that failed once more.")] = False,
+    floors: Annotated[
+        bool,
+        typer.Option(
+            help="Compare with floors, too: simple models of the data, and a trained model that mixes nothing."
+        ),
+    ] = True,
 ) -> None:
     """Compare mechanisms in one recipe: quality, and cost by length.
 
-    Each mechanism is trained, evaluated and measured, and its distance from exact attention is shown. The command
-    writes result.json and report.html, a page that opens offline. The same command goes on where it was interrupted and
+    Each mechanism is trained, evaluated and measured, and swapped into the trained baseline. The command writes
+    result.json and report.html, a page that opens offline. The same command goes on where it was interrupted and
     computes nothing twice; several machines may run it at once in a shared folder. The exit code is 1 if a training
     failed, after everything else was done.
 
@@ -109,6 +115,7 @@ def compare(
             repeats=repeats,
             max_seconds=max_seconds,
             retry=retry,
+            floors=floors,
         )
         run_comparison(comparison, wanted)
     if shard is None:
@@ -132,6 +139,7 @@ def _full_command(
     words += [word for run in runs for word in ("--run", run)]
     words += ["--lengths", ",".join(map(str, plan.lengths))]
     words += ["--tokens", str(plan.tokens), "--repeats", str(plan.repeats)]
+    words += [] if plan.floors else ["--no-floors"]
     return shlex.join([*words, *(word for module in plugins() for word in ("--plugin", module))])
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from subquad.compare import measure
+from subquad.compare.floors import compute_floors, floors_are_open, stored_floors
 from subquad.compare.locks import wait_for_lock
 from subquad.compare.measure.base import Context, Measurement, Step
 from subquad.compare.measure.cache import open_steps, run_step, start_worker
@@ -21,7 +22,7 @@ from subquad.compare.records import Trial
 from subquad.compare.report.assemble import assemble
 from subquad.compare.report.result import Result
 from subquad.compare.trials import Trials
-from subquad.compare.variants import add_finished_runs, build_variants
+from subquad.compare.variants import add_finished_runs, add_floor, build_variants
 from subquad.tasks import Task
 from subquad.tasks.base import check_split
 from subquad.train.recipe import Recipe
@@ -87,6 +88,7 @@ class Comparison:
         repeats: int = REPEATS,
         max_seconds: float = MAX_SECONDS,
         retry: bool = False,
+        floors: bool = True,
     ) -> Self:
         """A new comparison, or an existing one that is continued or extended.
 
@@ -102,10 +104,13 @@ class Comparison:
         repeats         how often every time is measured
         max_seconds     a mechanism whose training pass took longer than this is not tried at longer lengths
         retry           try trials that failed once more
+        floors          what to compare all mechanisms with: simple models of the data, and a trained model without
+                        mixing
         """
         if not mixers and not runs:
             raise ValueError("say what to compare: mechanisms, such as lightconv,eva, or finished runs")
         variants = build_variants(recipe, mixers, options or {}, baseline) if mixers else []
+        variants = add_floor(recipe, variants) if floors and variants else variants
         variants, finished_runs = add_finished_runs(recipe, variants, runs)
         task = _prepare_data(recipe, out)
         first = recipe.train.seed
@@ -119,6 +124,7 @@ class Comparison:
             tokens=tokens,
             repeats=repeats,
             runs=tuple(finished_runs),
+            floors=floors,
         )
         return cls(out, open_plan(plan, out), baseline, max_seconds=max_seconds, retry=retry)
 
@@ -142,8 +148,14 @@ class Comparison:
         """How many steps `run` reports: open trials, and what there will be to measure after them."""
         trials = self.open_trials(shard)
         made = [measurement for measurement in measure.MEASUREMENTS if shard.makes(measurement)]
-        return len(trials) + sum(
-            len(one.steps(self.plan) if trials and one.needs_trials else open_steps(one, self.context)) for one in made
+        floors = int(shard.number == 1 and floors_are_open(self.out, self.plan))
+        return (
+            floors
+            + len(trials)
+            + sum(
+                len(one.steps(self.plan) if trials and one.needs_trials else open_steps(one, self.context))
+                for one in made
+            )
         )
 
     def run(self, on_progress: OnProgress = lambda *_: None, shard: Shard = EVERYTHING) -> None:
@@ -153,6 +165,8 @@ class Comparison:
         def finished(name: TrialName, trial: Trial) -> None:
             progress.step(f"{name}: {trial.status}{f' ({trial.reason})' if trial.reason else ''}")
 
+        if shard.number == 1:
+            self._compute_floors(progress)
         self.trials.run_open(shard.trials(self.plan.trials()), self.retry, progress.note, finished)
         with (
             wait_for_lock(self.out, "measurements", progress.note),  # on one machine, one after the other
@@ -163,6 +177,16 @@ class Comparison:
                 measured = {point.mechanism for point in points if point.status == "done"}
                 count = len({point.mechanism for point in points})
                 progress.step(f"{step.title}: {len(measured)} of {count} mechanisms measured")
+
+    def _compute_floors(self, progress: "_Progress") -> None:
+        if not floors_are_open(self.out, self.plan):
+            return
+        with wait_for_lock(self.out, "floors", progress.note):
+            if floors_are_open(self.out, self.plan):
+                compute_floors(self.out, self.plan)
+        found, reason = stored_floors(self.out)
+        scores = ", ".join(f"{floor.name} {floor.value:.2f}" for floor in found)
+        progress.step(f"floors: {scores or reason or 'this task has none'}")
 
     def write_report(self, title: str, command: str = "") -> Result:
         """The result of everything that is computed so far, which is written as result.json and report.html.

@@ -41,6 +41,7 @@ class Plan(Options):
     tokens: int = Field(16384, ge=1, description="of a batch at every length")
     repeats: int = Field(3, ge=1, description="of every measurement of time")
     runs: tuple[FinishedRun, ...] = Field((), description="finished runs that are used as trials")
+    floors: bool = Field(False, description="whether simple models of the data are computed to compare with")
 
     def check(self) -> None:
         slugs: dict[str, str] = {}
@@ -119,6 +120,7 @@ def _extend(before: Plan, now: Plan, out: Path) -> Plan:
             "variants": (*before.variants, *added),
             "seeds": tuple(dict.fromkeys([*before.seeds, *now.seeds])),
             "lengths": tuple(sorted({*before.lengths, *now.lengths})),
+            "floors": before.floors or now.floors,
             "runs": tuple({**runs, **{(run.label, run.seed): run for run in now.runs}}.values()),
         }
     )

@@ -23,6 +23,8 @@ from subquad.train.run import RECIPE, differences
 
 RECIPE_MODEL = "recipe"
 """The name that stands for the recipe's model as it is."""
+FLOOR_LABEL, FLOOR_MIXER = "no mixing", "identity"
+"""The variant that is trained like the others and is a floor for them, none of the mechanisms."""
 IRRELEVANT_FIELDS = ("model", "train.seed", "checkpoints", "track")
 """Fields in which the recipe of a finished run may differ from that of the comparison without being mentioned."""
 
@@ -41,6 +43,11 @@ class Variant(Options):
     def slug(self) -> str:
         """The label as the name of a file."""
         return re.sub(r"[^\w.-]+", "-", self.label).strip("-")
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether it is there for the others to be compared with, as a model that mixes nothing is."""
+        return self.mixer == FLOOR_MIXER
 
 
 class FinishedRun(Options):
@@ -107,6 +114,13 @@ def build_variant(
         raise ValueError(f"{mixer} can be used nowhere in this model; leave it out ({'; '.join(remarks)})")
     Recipe.parse(label, {**recipe.model_dump(mode="json"), "model": model})
     return Variant(label=label, mixer=mixer, options=dict(options), model=model, remarks=tuple(remarks))
+
+
+def add_floor(recipe: Recipe, variants: Sequence[Variant]) -> list[Variant]:
+    """The variants, of which the first is the baseline, and one without mixing, unless it is there already."""
+    if any(variant.is_floor for variant in variants):
+        return list(variants)
+    return [*variants, build_variant(recipe, FLOOR_LABEL, FLOOR_MIXER, {}, variants[0].model)]
 
 
 def _mixer_choice(stack: Mapping[str, Any]) -> MixerChoice:

@@ -8,6 +8,7 @@ import torch
 
 import subquad
 from subquad.compare import measure
+from subquad.compare.floors import stored_floors
 from subquad.compare.measure.base import Context
 from subquad.compare.measure.cache import stored_points
 from subquad.compare.plan import Plan, TrialName
@@ -26,6 +27,8 @@ def assemble(context: Context, title: str, command: str) -> Result:
     ]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     points = {measurement.name: stored_points(measurement, context) for measurement in measure.MEASUREMENTS}
+    floors, reason = stored_floors(context.out)
+    no_floors = [] if reason is None else [f"Simple models of the data were not computed: {reason.rstrip('.')}."]
     return Result(
         title=title,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -33,10 +36,13 @@ def assemble(context: Context, title: str, command: str) -> Result:
         task=plan.recipe["task"],
         metric=_metric(plan, records),
         baseline=context.baseline,
-        mechanisms=[Mechanism(label=v.label, mixer=v.mixer, options=v.options) for v in plan.variants],
+        mechanisms=[
+            Mechanism(label=v.label, mixer=v.mixer, options=v.options, floor=v.is_floor) for v in plan.variants
+        ],
         recipe=plan.recipe,
         environment={"subquad": subquad.__version__, **environment(device)},
-        notes=[f"{remark}." for variant in plan.variants for remark in variant.remarks],
+        notes=[*(f"{remark}." for variant in plan.variants for remark in variant.remarks), *no_floors],
+        floors=floors,
         trials=records,
         paired=_paired_differences(trials, stored, context.baseline),
         epochs=_mean_epochs(found.epoch for found in stored.values() if found is not None),

@@ -2,6 +2,7 @@
 
 The parts are lists that grow while the comparison runs: what is not there yet, or failed, is said so and not left out.
 
+    floors          what simple models reach on the same data
     trials          one training of one mechanism with one seed: scores, learning curve, cost
     paired          the difference of two trials of the same seed on the same samples
     epochs          time and memory of one epoch of training
@@ -18,6 +19,7 @@ from subquad.compare import measure
 from subquad.compare.measure.lengths import LengthPoint, Part
 from subquad.compare.records import EpochCost, PairedDifference, Point, Record, Trial
 from subquad.files import read_metadata, write_json
+from subquad.tasks.floors import Floor
 
 if TYPE_CHECKING:
     from subquad.compare.report.conclusions import Finding
@@ -43,6 +45,7 @@ class Mechanism(Record):
     label: str = Field(description="unique, for people: the mechanism's name, with options where they differ")
     mixer: str
     options: dict[str, Any] = Field(default_factory=dict)
+    floor: bool = Field(False, description="it mixes nothing: the others are compared with it, and it is none of them")
 
 
 class Result(Record):
@@ -60,6 +63,7 @@ class Result(Record):
     environment: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list, description="sentences on what limits the result, for the page")
     focus_length: int | None = Field(None, description="the length at which costs are stated; null: the longest")
+    floors: list[Floor] = Field(default_factory=list, description="simple models of the data, to compare with")
     trials: list[Trial] = Field(default_factory=list)
     paired: list[PairedDifference] = Field(default_factory=list)
     epochs: list[EpochCost] = Field(default_factory=list)
