@@ -3,9 +3,9 @@
 import math
 import random
 
-from subquad.compare.measure.approximation import ApproximationPoint
 from subquad.compare.measure.decoding import DecodingPoint
 from subquad.compare.measure.lengths import LengthPoint, Part, Timing
+from subquad.compare.measure.swap import SwapPoint, SwapReference
 from subquad.compare.records import CurvePoint, EpochCost, PairedDifference, Score, Trial
 from subquad.compare.report.result import Mechanism, Metric, Result
 
@@ -55,7 +55,7 @@ def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result
         result.epochs.append(
             EpochCost(mechanism=label, seconds=60 * (1 + SHAPES[label][1] * 20), peak_bytes=900_000_000, updates=450)
         )
-    result.add_points([point for label in labels if label in ("eva", "performer") for point in _errors(label)])
+    result.add_points([_swap(label, labels[0]) for label in labels])
     result.add_points([_decoding(label) for label in labels])
     return result
 
@@ -133,17 +133,19 @@ def _decoding(label: str) -> DecodingPoint:
     return DecodingPoint(mechanism=label, tokens_per_second=900 / (1 + 10 * SHAPES[label][1]))
 
 
-def _errors(label: str) -> list[ApproximationPoint]:
-    start = 0.3 if label == "eva" else 0.8
-    return [
-        ApproximationPoint(
-            mechanism=label,
-            option=f"samples={count}",
-            error=start * (16 / count) ** 0.5,
-            cost=0.1 + count / 300,
-            source="trained",
-            length=1024,
-            setting=SETTING,
-        )
-        for count in (16, 32, 64, 128, 256)
+def _swap(label: str, baseline: str) -> SwapPoint:
+    loss = 1.7 + (0 if label == baseline else 1.5 - 0.02 * SHAPES[label][0])
+    references = [
+        SwapReference(name="no mixing", loss_before=6.2, loss_after=4.1),
+        SwapReference(name="mean of the values", loss_before=5.1, loss_after=3.4),
     ]
+    return SwapPoint(
+        mechanism=label,
+        baseline_loss=1.7,
+        loss_before=loss,
+        loss_after=1.7 + (loss - 1.7) / 4,
+        updates=50,
+        new_parameters=0 if label == baseline else 12_000,
+        references=references if label == baseline else [],
+        setting={"learning rate": 0.0001, "samples of valid": 512},
+    )

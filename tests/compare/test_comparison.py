@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from subquad.cli.main import run as command
-from subquad.compare.measure.approximation import ApproximationPoint
 from subquad.compare.measure.lengths import LengthPoint
+from subquad.compare.measure.swap import SwapPoint
 from subquad.compare.report.result import Result, read_result
 from subquad.train.checkpoint import checkpoints, read_state
 from tests.signals import interruptible
@@ -60,7 +60,12 @@ def status(result: Result) -> dict[str, str]:
 
 def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
     result = read_result(finished / "result.json")
-    assert status(result) == {"softmax 1": "done", "eva 1": "done", "linformer 1": "failed"}
+    assert status(result) == {
+        "softmax 1": "done",
+        "eva 1": "done",
+        "linformer 1": "failed",
+        "no mixing 1": "done",
+    }
     failed = result.trials[2]
     assert (
         failed.reason == "training: linformer: length 16 is above the maximum of 4; build it with max_length=16 or more"
@@ -76,11 +81,12 @@ def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
         assert (finished / str(trial.per_sample)).is_file()
     assert result.metric.chance_level == pytest.approx(10 + 200 * math.sqrt(0.1 * 0.9 / 250)), "ten classes"
     assert result.trials[0].data_order == result.trials[1].data_order is not None
-    (pair,) = result.paired
+    assert [pair.mechanism for pair in result.paired] == ["eva", "no mixing"]
+    pair = result.paired[0]
     scores = [trial.scores["top-1"].value for trial in result.trials[:2]]
     assert pair.difference == pytest.approx(scores[1] - scores[0])
     assert pair.samples == 250
-    assert [epoch.mechanism for epoch in result.epochs] == ["softmax", "eva"]
+    assert [epoch.mechanism for epoch in result.epochs] == ["softmax", "eva", "no mixing"]
     assert result.epochs[0].updates == 22, "1,297 images: 20 batches of 64, one of 16, and the last one"
     page = (finished / "report.html").read_text()
     assert "linformer (seed 1) failed: training: linformer: length 16 is above the maximum of 4" in page
@@ -96,7 +102,7 @@ def test_numbers_carry_the_config_of_what_was_measured(finished: Path) -> None:
     }
     for (label, part, length), point in points.items():
         assert point.status == "done", point.reason
-        assert point.config["encoder"]["name"] == label
+        assert point.config["encoder"]["name"] == ("identity" if label == "no mixing" else label)
         assert (point.batch, point.setting["tokens"]) == (64 // length, 64)
         assert point.training is not None
         assert point.training.repeats == 1
@@ -113,17 +119,25 @@ def test_numbers_carry_the_config_of_what_was_measured(finished: Path) -> None:
     assert softmax[1] > softmax[0], "attention grows with the length at a constant number of tokens"  # type: ignore[operator]
 
 
-def test_distance_from_exact_attention(finished: Path) -> None:
-    points = [p for p in read_result(finished / "result.json").points(ApproximationPoint) if p.status == "done"]
-    assert {(point.mechanism, point.source) for point in points} == {
-        (label, source) for label in ("eva", "linformer") for source in ("random", "trained")
-    }
-    for point in points:
-        assert point.length == {"random": 64, "trained": 16}[str(point.source)]
-        assert point.option.split("=")[0] == {"eva": "landmarks", "linformer": "proj_k"}[point.mechanism]
-        assert f"{point.option}" in point.setting["mixer"] or point.option == "proj_k=64", "the default is not repeated"
-    finest = {p.source: p.error for p in points if p.option == "landmarks=16"}
-    assert 0 < (finest["trained"] or 0) < 1
+def test_mechanisms_are_swapped_into_the_trained_baseline(finished: Path) -> None:
+    points = {point.mechanism: point for point in read_result(finished / "result.json").points(SwapPoint)}
+    assert list(points) == ["softmax", "eva", "linformer"], "no mixing is a reference"
+    softmax, eva, linformer = points.values()
+    assert softmax.loss_before == softmax.baseline_loss == eva.baseline_loss
+    assert (softmax.status, eva.status, eva.updates) == ("done", "done", 1)
+    assert (linformer.status, linformer.loss_before) == ("refused", None)
+    assert "length 16 is above the maximum of 4" in str(linformer.reason)
+    assert [reference.reason for reference in softmax.references] == [None, None]
+    found = [softmax.loss_after, eva.loss_before, eva.loss_after]
+    found += [loss for one in softmax.references for loss in (one.loss_before, one.loss_after)]
+    assert None not in found
+
+
+def test_floors_are_beside_the_mechanisms(finished: Path) -> None:
+    result = read_result(finished / "result.json")
+    assert [mechanism.label for mechanism in result.mechanisms if mechanism.floor] == ["no mixing"]
+    assert [floor.name for floor in result.floors] == ["majority class", "linear probe"]
+    assert result.floors[1].value > 90
 
 
 def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +166,7 @@ def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFi
         (["--mixers", ""], "say what to compare"),
         (["--lengths", "16,many"], "'many' is not a whole number"),
         (["--lengths", "128"], "a batch of 64 tokens holds no sequence of 128"),
-        (["--merge", "--baseline", "lara"], "is none of the mechanisms that are compared: softmax, eva, linformer"),
+        (["--merge", "--baseline", "lara"], "is none of the mechanisms that are compared: softmax, eva, linformer, no mixing"),
     ],
 )
 def test_other_comparisons_and_mistakes_are_refused(
@@ -234,7 +248,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, capsys: pytest.Ca
 def test_an_interrupted_comparison_goes_on(number: int, code: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["compare", *DIGITS, "train.updates=400", "train.validate_every=5", "--mixers", "softmax"]
-    words += ["--lengths", "", "--out", str(out)]
+    words += ["--no-floors", "--lengths", "", "--out", str(out)]
     line = [sys.executable, "-m", "subquad.cli.main", *words]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible)
     metrics = out / "trials" / "softmax-seed1" / "metrics.jsonl"

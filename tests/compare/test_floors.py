@@ -19,8 +19,8 @@ FIRST = Shard(1, 2)
 def recipe_on(folder: Path) -> Recipe:
     for split in ("train", "valid", "test"):
         (folder / f"{split}.txt").write_text("a b c d\nb c a d\n" * 10)
-    data = {"splits": {split: str(folder / f"{split}.txt") for split in ("train", "valid", "test")}}
-    data |= {"tokenizer": {"kind": "words"}, "blocks": {"tokens_per_sample": 8}}
+    splits = {split: str(folder / f"{split}.txt") for split in ("train", "valid", "test")}
+    data = {"splits": splits, "tokenizer": {"kind": "words"}, "blocks": {"tokens_per_sample": 8}}
     model = {"preset": "lm_small", "dim": 16, "decoder": STACK}
     given = {"task": "language-model", "data": data, "model": model, "schedule": SCHEDULE, "train": {"updates": 1}}
     return Recipe.parse("recipe", given)

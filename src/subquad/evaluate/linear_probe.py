@@ -71,7 +71,7 @@ def _minimise(inputs: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, stre
         return loss
 
     with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[arg-type]
+        optimizer.step(closure)
     return parameters[0].detach(), parameters[1].detach()
 
 

@@ -109,6 +109,10 @@ class MainMetric:
     scale: float = 1.0
     unit: str = ""
 
+    def scaled(self, value: float | None) -> float | None:
+        """The value as people read it, if there is one."""
+        return None if value is None else self.scale * value
+
 
 @dataclass(frozen=True)
 class EvaluationOptions:

@@ -142,7 +142,9 @@ def test_plots_are_drawn_and_fit(browser: Any, tmp_path: Path, width: int, schem
     assert shown.count("#lengths .mark") == 6 * 7 - 1  # softmax has none at its longest
     assert shown.count("#trials .curve:not(.failed)") == 6 + 1  # and the cross of the failed run
     assert shown.count("#trials .failed") == 1
-    assert shown.count("#approximation .curve") == 2
+    assert shown.count("#swap .curve") == 6
+    lines = shown.page.locator("#swap .reference").all_text_contents()
+    assert sorted(lines) == ["mean of the values", "no mixing", "softmax as it was trained"]
     assert shown.count(".plot svg[role=img][aria-label]") == 4
     labels = shown.page.locator("#lengths text").all_text_contents()
     assert {"256", "1,024", "4,096", "16,384"} <= set(labels)
@@ -161,7 +163,7 @@ def test_the_failed_run_is_seen(opened: Opened) -> None:
 
 def test_toggles_hide_a_mechanism_everywhere(opened: Opened) -> None:
     button = opened.page.get_by_role("button", name="eva")
-    everywhere = [f"#{plot} [data-label=eva]" for plot in ("pareto", "lengths", "trials", "approximation")]
+    everywhere = [f"#{plot} [data-label=eva]" for plot in ("pareto", "lengths", "trials", "swap")]
     assert button.get_attribute("aria-pressed") == "true"
     assert all(opened.count(selector) for selector in everywhere)
     button.click()
@@ -221,7 +223,8 @@ def test_a_finger_reads_values(browser: Any, tmp_path: Path) -> None:
 
 
 def test_controls_change_the_plots(opened: Opened) -> None:
-    assert not opened.page.locator("#approximation-source").is_visible()  # there is nothing to choose
+    assert opened.count("#swap-note") == 1
+    assert not opened.page.locator("section:has(#swap) select").count(), "there is nothing to choose"
     opened.page.select_option("#lengths-part", "encoder")
     assert opened.count("#lengths .mark") == 6 * 7
     assert "out of memory" not in opened.text("#lengths-note")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from subquad.compare.measure.swap import SwapPoint, SwapReference
 from subquad.compare.report import sections
 from subquad.compare.report.formatting import format_quantity
 from subquad.compare.report.html import page
@@ -34,7 +35,7 @@ def test_a_section_is_shown_where_its_result_has_something_for_it(monkeypatch: p
     assert "toy-title" not in page(bare())
 
 
-@pytest.mark.parametrize("name", ["mechanisms", "lengths", "trials", "approximation", "epochs", "environment"])
+@pytest.mark.parametrize("name", ["mechanisms", "lengths", "trials", "swap", "epochs", "environment"])
 def test_the_rows_of_a_section(name: str) -> None:
     table = synthetic().table(name)
     assert table.rows
@@ -63,3 +64,15 @@ def test_what_has_no_rows_is_said() -> None:
 )
 def test_quantities(value: float, unit: str, shown: str) -> None:
     assert format_quantity(value, unit) == shown
+
+
+def test_a_swap_is_shown_beside_its_references() -> None:
+    table = synthetic().table("swap")
+    rows = {row[0]: row[1:5] for row in table.rows}
+    assert rows["softmax"] == ["1.700", "+0.000", "1.700", "+0.000"]
+    assert rows["no mixing"] == ["6.200", "+4.500", "4.100", "+2.400"]
+    assert table.states[-2:] == ["reference", "reference"]
+    result = synthetic(labels=("lightconv", "eva"))
+    (point,) = [point for point in result.points(SwapPoint) if point.references]
+    point.references[1] = SwapReference(name="mean of the values", reason="the baseline has lightconv")
+    assert "There is no mean of the values: the baseline has lightconv." in page(result)

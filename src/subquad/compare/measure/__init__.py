@@ -4,9 +4,9 @@
 measurement is one file here and one entry in this list, which is the order in which they are made.
 """
 
-from subquad.compare.measure.approximation import Approximation
 from subquad.compare.measure.base import Measurement
 from subquad.compare.measure.decoding import Decoding
 from subquad.compare.measure.lengths import Lengths
+from subquad.compare.measure.swap import Swap
 
-MEASUREMENTS: tuple[Measurement, ...] = (Lengths(), Decoding(), Approximation())
+MEASUREMENTS: tuple[Measurement, ...] = (Lengths(), Decoding(), Swap())

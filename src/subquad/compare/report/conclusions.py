@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from subquad.compare.measure.approximation import ApproximationPoint
 from subquad.compare.measure.costs import PASSES
 from subquad.compare.measure.decoding import DecodingPoint
 from subquad.compare.measure.lengths import PART_TITLES, LengthPoint, Part
+from subquad.compare.measure.swap import SwapPoint
 from subquad.compare.report.formatting import (
     format_bytes,
     format_evidence,
@@ -250,7 +250,7 @@ def _crossover_text(result: Result, part: Part) -> list[str]:
 
 def _caveats(result: Result) -> list[str]:
     texts = [*_trials(result), *_seeds(result), *_fairness(result), *_gaps(result), *result.notes]
-    return [*texts, *_decoding_gaps(result), *_approximation_gaps(result)]
+    return [*texts, *_decoding_gaps(result), *_swap_gaps(result)]
 
 
 def _trials(result: Result) -> list[str]:
@@ -322,17 +322,9 @@ def _decoding_gaps(result: Result) -> list[str]:
     ]
 
 
-def _approximation_gaps(result: Result) -> list[str]:
-    points = result.points(ApproximationPoint)
-    failures = dict.fromkeys(point.reason for point in points if point.status == "failed")
-    if failures:
-        return [f"The distance from exact attention was not measured: {reason}" for reason in failures]
-    refused: dict[str, list[str]] = {}
-    for point in points:
-        if point.status == "refused" and point.mechanism != result.baseline:
-            refused.setdefault(str(point.reason), []).append(point.mechanism)
-    texts = [f"No distance from exact attention for {join_words(labels)}: {why}." for why, labels in refused.items()]
-    done = [point for point in points if point.status == "done"]
-    if done and not any(point.source == "trained" for point in done):
-        texts.append("The distance from exact attention is known for random activations only.")
-    return texts
+def _swap_gaps(result: Result) -> list[str]:
+    return [
+        f"{point.mechanism} was not swapped into the trained baseline: {point.reason}"
+        for point in result.points(SwapPoint)
+        if point.status != "done"
+    ]

@@ -6,7 +6,7 @@ The parts are lists that grow while the comparison runs: what is not there yet, 
     trials          one training of one mechanism with one seed: scores, learning curve, cost
     paired          the difference of two trials of the same seed on the same samples
     epochs          time and memory of one epoch of training
-    measurements    what was measured on the machine, by the name of the measurement: lengths, decoding, approximation
+    measurements    what was measured on the machine, by the name of the measurement: lengths, decoding, swap
 """
 
 from collections.abc import Iterable

@@ -65,11 +65,20 @@ class Series:
 
 
 @dataclass(frozen=True)
+class ReferenceLine:
+    """A dashed line across the plot, which belongs to no mechanism. end: its height on the right, if it is another."""
+
+    name: str
+    y: float
+    end: float | None = None
+
+
+@dataclass(frozen=True)
 class View:
     """What a plot shows for one choice of its controls.
 
     label: of the plot, for people who hear it. front: names of series whose points a dashed line joins. names: whether
-    they stand beside the end of a curve or beside a point. note: text below.
+    they stand beside the end of a curve or beside a point. note: text below. lines: what the series are compared with.
     """
 
     label: str
@@ -79,6 +88,7 @@ class View:
     front: list[str] = field(default_factory=list)
     names: Literal["end", "point"] = "end"
     note: str = ""
+    lines: list[ReferenceLine] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
                                            last_mark_only: the other points have none; failed: it ends in a cross
      front: [[x, y], ...],                 a dashed line, or none
      names: "end" (beside the last point) or "point" (beside every first point)
+     lines: [{name, y, end}]               dashed, from the left edge to the right one, where they may end elsewhere
    }                                                                                                              */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -104,6 +105,7 @@ class Plot {
     this.svg = node("svg", box, node("desc", {}, about));
     this.drawAxes();
     if (spec.front?.length > 1) this.svg.append(node("path", { class: "front", d: this.line(spec.front) }));
+    this.drawLines();
     for (const series of spec.series) this.svg.append(this.drawSeries(series));
     this.drawNames();
     this.ring = node("circle", { class: "ring", r: 9, visibility: "hidden" });
@@ -125,7 +127,8 @@ class Plot {
     const longest = Math.max(0, ...series.map((item) => item.name.length));
     const right = this.named && names === "end" ? Math.min(190, 26 + LETTER * longest) : 16;
     this.box = { left: 16, right: this.width - right, top: 34, bottom: this.height - 48 };
-    const heights = points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]);
+    const ends = this.spec.lines.flatMap((line) => [line.y, line.end ?? line.y]);
+    const heights = [...points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]), ...ends];
     const rows = Math.floor((this.box.bottom - this.box.top) / 45);
     this.y = scale(heights, this.box.bottom, this.box.top, y, rows);
     const widest = Math.max(...this.y.ticks.map((tick) => formatted(tick, y.unit).length));
@@ -161,6 +164,20 @@ class Plot {
 
   line(pairs) {
     return pairs.map(([x, y], i) => `${i ? "L" : "M"}${this.x.at(x).toFixed(1)} ${this.y.at(y).toFixed(1)}`).join("");
+  }
+
+  drawLines() {
+    const { left, right, top, bottom } = this.box;
+    const places = this.spec.lines.map(({ name, y, end }) => {
+      const [from, to] = [this.y.at(y), this.y.at(end ?? y)];
+      this.svg.append(node("path", { class: "front", d: `M${left} ${from}L${right} ${to}` }));
+      return { name, text: from - 4 };
+    });
+    places.sort((a, b) => a.text - b.text);
+    spread(places, top, bottom);
+    for (const { name, text } of places) {
+      this.svg.append(node("text", { class: "reference", x: left + 12, y: text }, name));
+    }
   }
 
   drawSeries(series) {

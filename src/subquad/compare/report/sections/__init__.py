@@ -3,7 +3,6 @@
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import Section, Table
 from subquad.compare.report.sections import (
-    approximation,
     conclusions,
     environment,
     epochs,
@@ -12,6 +11,7 @@ from subquad.compare.report.sections import (
     pareto,
     raw,
     recipe,
+    swap,
     trials,
 )
 from subquad.config import nearest
@@ -22,7 +22,7 @@ SECTIONS: tuple[Section, ...] = (
     pareto.SECTION,
     lengths.SECTION,
     trials.SECTION,
-    approximation.SECTION,
+    swap.SECTION,
     epochs.SECTION,
     environment.SECTION,
     recipe.SECTION,
