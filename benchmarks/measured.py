@@ -93,9 +93,9 @@ def measuring_parser(
 
 def side_by_side(work: Mapping[str, Work], effort: Effort) -> dict[str, dict[str, float]]:
     """Seconds of every piece of work, in rounds that run each once; as many rounds as the effort allows."""
-    one_round = sum(sum(kept) for kept in interleaved_seconds(work, 1, warmup=1).values())
+    one_round = sum(sum(kept) for kept in interleaved_seconds(work, [1], warmup=1).values())
     repeats = max(effort.least, min(effort.most, int(effort.budget / one_round)))
-    return summary(interleaved_seconds(work, repeats, warmup=0))
+    return summary(interleaved_seconds(work, [repeats], warmup=0))
 
 
 def summary(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:

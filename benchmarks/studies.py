@@ -65,7 +65,7 @@ class Study:
             split="test",
             lengths=lengths,
             tokens=max(lengths),
-            repeats=repeats,
+            looks=(repeats,),
         )
 
     def _variant(self, label: str, recipe: Recipe) -> Variant:

@@ -109,7 +109,7 @@ def measure(name: str, study: Study, plan: Plan) -> list[LengthPoint]:
             for step in lengths.steps(plan):
                 if step.arguments["part"] in study.parts:
                     found = run_step(worker, lengths, context, step, log_with(step.title))
-                    points += [point for point in found if isinstance(point, LengthPoint)]
+                    points += [point for point in found if isinstance(point, LengthPoint) and not point.control]
         if any(point.status == "failed" for point in points):
             print((folder / LOG).read_text(), file=sys.stderr)
     return points
@@ -118,11 +118,11 @@ def measure(name: str, study: Study, plan: Plan) -> list[LengthPoint]:
 def described(name: str, plan: Plan, points: Sequence[LengthPoint], options: argparse.Namespace) -> dict[str, Any]:
     """A study's numbers with everything that they depend on, ready for JSON."""
     command = ["python", "-m", "benchmarks.tables", "--only", name, "--threads", str(options.threads)]
-    command += ["--quick"] if options.quick else ["--repeats", str(plan.repeats), "--longest", str(options.longest)]
+    command += ["--quick"] if options.quick else ["--repeats", str(plan.looks[-1]), "--longest", str(options.longest)]
     return {
         "command": shlex.join(command),
         "tokens": plan.tokens,
-        "repeats": plan.repeats,
+        "repeats": plan.looks[-1],
         "models": models_of(plan),
         "points": [point.model_dump(mode="json") for point in points],
     }

@@ -268,7 +268,9 @@ def growth(effort: Effort, say: Callable[[str], None]) -> Iterator[Result]:
             work = {name: one for name, one in work.items() if not name.startswith(f"{subject.label} ")}
     say(f"{effort.least} rounds over {len(work)} passes")
     # Each pass ran once under the profiler: that was its warm-up.
-    seconds = summary(interleaved_seconds(work, effort.least, warmup=0, after_round=lambda kept: say(f"round {kept}")))
+    seconds = summary(
+        interleaved_seconds(work, [effort.least], warmup=0, after_round=lambda kept: say(f"round {kept}"))
+    )
     for subject in subjects():
         yield from curves(subject, peaks[subject.label], seconds, wrong.get(subject.label))
 

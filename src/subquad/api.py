@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from subquad.compare import Comparison, Result
-from subquad.compare.comparison import LENGTHS, MAX_SECONDS, REPEATS, TOKENS
+from subquad.compare.comparison import LENGTHS, MAX_SECONDS, TOKENS
+from subquad.compare.statistics.times import LOOKS
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.classify import ClassProbabilities, ImageClassifier
 from subquad.decode.generate import Generator
@@ -349,11 +350,12 @@ def compare(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     runs: Sequence[str] = (),
     baseline: str = "softmax",
-    seeds: int | Sequence[int] = 1,
+    seeds: int | Sequence[int] = 3,
     split: str | None = None,
     lengths: Sequence[int] = LENGTHS,
     tokens: int = TOKENS,
-    repeats: int = REPEATS,
+    rounds: Sequence[int] = LOOKS,
+    margin: str | float | None = None,
     max_seconds: float = MAX_SECONDS,
     retry: bool = False,
     floors: bool = True,
@@ -367,14 +369,15 @@ def compare(
     NAME.yaml; it gets result.json and report.html, a page that opens offline. mixers: names of mechanisms, or
     "label=name". options: of mechanisms by label, such as {"eva": {"window": 64}}. runs: finished runs to take instead
     of training, as "folder" or "label=folder". baseline: what the others are compared with. seeds: how many, or which.
-    split: what quality is measured on. lengths: at which costs are measured, with batches of `tokens` tokens and
-    `repeats` repeats; a mechanism whose pass took longer than `max_seconds` is not tried at longer ones. retry: try
-    trainings that failed once more. floors: compare with simple models of the data and a model without mixing.
-    title, command: what the page is called, and how it says that it was made.
+    split: what quality is measured on. lengths: at which costs are measured besides the task's own, with batches of
+    `tokens` tokens; a mechanism whose pass took longer than `max_seconds` is not tried at longer ones. rounds: after
+    how many rounds times are looked at. margin: a difference in quality that makes no practical difference, such as 0.5
+    or "2%". retry: try trainings that failed once more. floors: compare with simple models of the data and a model
+    without mixing. title, command: what the page is called, and how it says that it was made.
 
     >>> import subquad
     >>> small = {"train": {"updates": 60}, "model": {"dim": 16}, "floors": False}
-    >>> result = subquad.compare("recipes/small/digits.yaml", ["softmax"], lengths=[], quiet=True, **small)
+    >>> result = subquad.compare("recipes/small/digits.yaml", ["softmax"], seeds=1, lengths=[], quiet=True, **small)
     >>> [(trial.mechanism, trial.status) for trial in result.trials]
     [('softmax', 'done')]
     """
@@ -392,7 +395,8 @@ def compare(
         split=split,
         lengths=lengths,
         tokens=tokens,
-        repeats=repeats,
+        rounds=rounds,
+        margin=margin,
         max_seconds=max_seconds,
         retry=retry,
         floors=floors,

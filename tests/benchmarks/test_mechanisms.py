@@ -250,7 +250,8 @@ def test_repeats_follow_the_budget(monkeypatch) -> None:
     measured = load("measured")
     asked: list[int] = []
 
-    def fake(work, repeats, warmup):
+    def fake(work, looks, warmup):
+        (repeats,) = looks
         asked.append(repeats)
         return {name: [0.5] * repeats for name in work}
 

@@ -53,7 +53,7 @@ def test_every_model_is_measured_at_every_length(parts, name) -> None:
         assert (point.status, point.reason) == ("done", None), point
         for timing in (point.inference, point.training):
             assert timing is not None
-            assert timing.repeats == 1
+            assert len(timing.rounds) == 1
         assert point.inference_bytes is not None
         assert point.training_bytes is not None
         assert point.training_bytes > point.inference_bytes
@@ -121,7 +121,7 @@ def test_the_page_is_made_of_the_numbers_alone(quick, tmp_path, capsys) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_all_lengths_have_the_same_tokens(name, longest) -> None:
     plan = load("studies").STUDIES[name].plan(3, longest, False)
-    assert plan.repeats == 3
+    assert plan.looks == (3,)
     assert 0.7 * longest < max(plan.lengths) <= longest
     for length in plan.lengths:
         shape = shape_at(plan, length)

@@ -6,9 +6,11 @@ import random
 from subquad.compare.measure.decoding import DecodingPoint
 from subquad.compare.measure.lengths import LengthPoint, Part, Timing
 from subquad.compare.measure.swap import SwapPoint, SwapReference
-from subquad.compare.records import CurvePoint, EpochCost, PairedDifference, Score, Trial
+from subquad.compare.records import CurvePoint, EpochCost, SampleCovariance, Score, Trial
 from subquad.compare.report.result import Mechanism, Metric, Result
 
+ROUNDS = (1.0, 0.97, 1.05, 1.01, 0.99, 1.02, 0.98, 1.0, 1.03)
+"""What every round of a synthetic time is multiplied with."""
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 TOKENS = 16384
 SETTING = {"device": "cpu", "dtype": "float32", "threads": 2, "dim": 256, "heads": 4}
@@ -31,12 +33,12 @@ def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result
         created="2025-01-31T12:00:00+00:00",
         command="subquad compare recipe.yaml --mixers " + ",".join(label.split()[0] for label in labels),
         task="translation",
-        metric=Metric(name="BLEU", better="higher", digits=2),
+        metric=Metric(name="BLEU", better="higher", digits=2, margin=0.5),
         baseline=labels[0],
         mechanisms=[Mechanism(label=label, mixer=label.split()[0]) for label in labels],
         recipe={"task": "translation", "model": {"preset": "small", "encoder": {"mixer": "softmax"}}},
         environment={"torch": "2.13.0", "python": "3.12.1", "cpu": "Example CPU at 3 GHz", "threads": 2},
-        focus_length=2048,
+        task_lengths=[2048],
     )
     for seed in range(1, seeds + 1):
         luck = draw.gauss(0, 0.15)
@@ -47,8 +49,7 @@ def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result
         trial.reason = "the loss was not finite at update 3,100"
         trial.status, trial.scores, trial.training_seconds = "failed", {}, None
         trial.curve = [CurvePoint(update=500 * i, seconds=50 * i, loss=3 + 0.4 * i, value=18 - i) for i in range(1, 7)]
-    if seeds == 1:
-        result.paired = [_pair(result, label) for label in labels[1:]]
+    result.covariance = covariance(result, 0.2)
     for label in labels:
         for part in ("encoder", "full"):
             result.add_points([_length(draw, label, part, length) for length in LENGTHS])
@@ -90,19 +91,11 @@ def _trial(draw: random.Random, label: str, seed: int, luck: float) -> Trial:
     )
 
 
-def _pair(result: Result, label: str) -> PairedDifference:
-    ours, base = (result.trials_of(name)[0].scores["BLEU"].value for name in (label, result.baseline))
-    difference = ours - base
-    p = math.exp(-4 * abs(difference))
-    return PairedDifference(
-        mechanism=label,
-        seed=1,
-        difference=difference,
-        low=difference - 0.6,
-        high=difference + 0.6,
-        p_value=p,
-        samples=1000,
-    )
+def covariance(result: Result, deviation: float, samples: int = 1000) -> SampleCovariance:
+    """As if every score had this standard deviation over test sets, half of its variance in common with the others."""
+    done = [trial for trial in result.trials if trial.status == "done"]
+    values = [[deviation**2 * (1.0 if a is b else 0.5) for b in done] for a in done]
+    return SampleCovariance(trials=[(t.mechanism, t.seed) for t in done], values=values, samples=samples)
 
 
 def _length(draw: random.Random, label: str, part: Part, length: int) -> LengthPoint:
@@ -119,8 +112,8 @@ def _length(draw: random.Random, label: str, part: Part, length: int) -> LengthP
         part=part,
         length=length,
         batch=TOKENS // length,
-        training=Timing(median=ms, low=0.97 * ms, high=1.05 * ms, repeats=5),
-        inference=Timing(median=ms / 3, low=0.32 * ms, high=0.35 * ms, repeats=5),
+        training=Timing.of([ms / 1000 * noise * draw.uniform(0.99, 1.01) for noise in ROUNDS]),
+        inference=Timing.of([ms / 3000 * noise * draw.uniform(0.99, 1.01) for noise in ROUNDS]),
         training_bytes=peak,
         inference_bytes=peak // 4,
         flops=int(2e6 * ms),

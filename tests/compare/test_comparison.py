@@ -25,7 +25,7 @@ pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 ROOT = Path(__file__).parents[2]
 DIGITS = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=2", "schedule.warmup_updates=1"]
 MIXERS = ["--mixers", "eva,linformer", "--set", "linformer.max_length=4"]  # images of 16 patches are longer than that
-MEASURED = ["--lengths", "16,64", "--tokens", "64", "--repeats", "1"]
+MEASURED = ["--lengths", "16,64", "--tokens", "64", "--rounds", "1", "--seeds", "1"]
 
 
 def compared(out: Path, *more: str, mixers: list[str] = MIXERS, measured: list[str] = MEASURED) -> int:
@@ -81,11 +81,11 @@ def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
         assert (finished / str(trial.per_sample)).is_file()
     assert result.metric.chance_level == pytest.approx(10 + 200 * math.sqrt(0.1 * 0.9 / 250)), "ten classes"
     assert result.trials[0].data_order == result.trials[1].data_order is not None
-    assert [pair.mechanism for pair in result.paired] == ["eva", "no mixing"]
-    pair = result.paired[0]
-    scores = [trial.scores["top-1"].value for trial in result.trials[:2]]
-    assert pair.difference == pytest.approx(scores[1] - scores[0])
-    assert pair.samples == 250
+    assert result.covariance is not None
+    assert result.covariance.trials == [("softmax", 1), ("eva", 1), ("no mixing", 1)]
+    assert result.covariance.samples == 250
+    share = result.trials[0].scores["top-1"].value / 100
+    assert result.covariance.values[0][0] == pytest.approx(100**2 * share * (1 - share) / 249), "of a share, in percent"
     assert [epoch.mechanism for epoch in result.epochs] == ["softmax", "eva", "no mixing"]
     assert result.epochs[0].updates == 22, "1,297 images: 20 batches of 64, one of 16, and the last one"
     page = (finished / "report.html").read_text()
@@ -105,7 +105,7 @@ def test_numbers_carry_the_config_of_what_was_measured(finished: Path) -> None:
         assert point.config["encoder"]["name"] == ("identity" if label == "no mixing" else label)
         assert (point.batch, point.setting["tokens"]) == (64 // length, 64)
         assert point.training is not None
-        assert point.training.repeats == 1
+        assert len(point.training.rounds) == 1
         assert point.training_bytes is not None
         assert point.inference_bytes is not None
         assert point.training_bytes > point.inference_bytes
@@ -166,7 +166,10 @@ def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFi
         (["--mixers", ""], "say what to compare"),
         (["--lengths", "16,many"], "'many' is not a whole number"),
         (["--lengths", "128"], "a batch of 64 tokens holds no sequence of 128"),
-        (["--merge", "--baseline", "lara"], "is none of the mechanisms that are compared: softmax, eva, linformer, no mixing"),
+        (
+            ["--merge", "--baseline", "lara"],
+            "is none of the mechanisms that are compared: softmax, eva, linformer, no mixing",
+        ),
     ],
 )
 def test_other_comparisons_and_mistakes_are_refused(
@@ -206,14 +209,22 @@ def test_shares_and_their_merge_are_the_whole(finished: Path, copied: Path, caps
     assert compared(copied, "--merge") == 1
     merged = read_result(copied / "result.json")
     assert [trial.scores for trial in merged.trials] == [trial.scores for trial in whole.trials]
-    assert merged.paired == whole.paired
+    assert merged.covariance == whole.covariance
 
 
 def test_a_finished_run_is_a_trial(copied: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(copied / "trials" / "eva-seed1", tmp_path / "mine", symlinks=False))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     shutil.rmtree(copied / "measurements")
-    assert compared(copied, "--run", f"mine={run}", measured=["--lengths", "", "--tokens", "64", "--repeats", "1"]) == 1
+    assert (
+        compared(
+            copied,
+            "--run",
+            f"mine={run}",
+            measured=["--lengths", "", "--tokens", "64", "--rounds", "1", "--seeds", "1"],
+        )
+        == 1
+    )
     result = read_result(copied / "result.json")
     assert status(result)["mine 1"] == "done"
     trials = {trial.mechanism: trial for trial in result.trials}

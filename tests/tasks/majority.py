@@ -44,7 +44,7 @@ class MajorityTask(Task):
     name = "majority"
     Data = MajorityData
     model_kinds = ("text-classifier",)
-    main_metric = MainMetric("top1", "share of right answers", "higher", accuracy_score, scale=100, unit=" %")
+    main_metric = MainMetric("top1", "share of right answers", "higher", accuracy_score, margin=1, scale=100, unit=" %")
 
     def __init__(self, data: MajorityData) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ def test_it_is_compared(package: Path) -> None:
         "16",
         "--tokens",
         "32",
-        "--repeats",
+        "--rounds",
         "1",
     ]
     subquad(package, "compare", "majority.yaml", "train.updates=20", *words)

@@ -44,18 +44,34 @@ def compare(
     baseline: Annotated[str, typer.Option(help="The mechanism that the others are compared with.")] = "softmax",
     seeds: Annotated[
         str, typer.Option(help="How many seeds to train with, from the recipe's on, or which, separated by commas.")
-    ] = "1",
+    ] = "3",
     split: Annotated[
         str | None,
         typer.Option(help="The split to evaluate on. By default it is test, or valid if there is no test."),
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(help=f'The lengths to measure costs at. By default they are {QUICK}; "" measures none.'),
+        typer.Option(
+            help="The lengths to measure costs at, besides those of the task's own samples. By default they are "
+            f'{QUICK}; "" measures no costs.'
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help=f"Measure costs at {FULL}.")] = False,
     tokens: Annotated[int, typer.Option(min=1, help="The tokens of a batch, the same at every length.")] = 16384,
-    repeats: Annotated[int, typer.Option(min=1, help="How often every time is measured.")] = 3,
+    rounds: Annotated[
+        str,
+        typer.Option(
+            help="The numbers of rounds after which times are looked at; measuring ends at the first look that decides."
+        ),
+    ] = "9,18,36",
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|SHARE%",
+            help="A difference in quality that makes no practical difference: 0.5, or 2% of the baseline's value. By "
+            "default it is 0.5 BLEU, 1 point of accuracy, or 2% of a perplexity.",
+        ),
+    ] = None,
     max_seconds: Annotated[
         float,
         typer.Option(help="Do not try a mechanism at longer lengths once its training pass took longer than this."),
@@ -98,7 +114,7 @@ def compare(
     from subquad.train.recipe import read_recipe
 
     if merge:
-        comparison = Comparison.open(out, baseline)
+        comparison = Comparison.open(out, baseline, margin)
     else:
         words = split_words(lengths if lengths is not None else FULL if full else QUICK)
         comparison = Comparison.create(
@@ -112,7 +128,8 @@ def compare(
             split=split,
             lengths=[parse_integer("--lengths", word) for word in words],
             tokens=tokens,
-            repeats=repeats,
+            rounds=[parse_integer("--rounds", word) for word in split_words(rounds)],
+            margin=margin,
             max_seconds=max_seconds,
             retry=retry,
             floors=floors,
@@ -138,7 +155,7 @@ def _full_command(
     words += ["--baseline", comparison.baseline, "--seeds", ",".join(map(str, plan.seeds)), "--split", plan.split]
     words += [word for run in runs for word in ("--run", run)]
     words += ["--lengths", ",".join(map(str, plan.lengths))]
-    words += ["--tokens", str(plan.tokens), "--repeats", str(plan.repeats)]
+    words += ["--tokens", str(plan.tokens), "--rounds", ",".join(map(str, plan.looks))]
     words += [] if plan.floors else ["--no-floors"]
     return shlex.join([*words, *(word for module in plugins() for word in ("--plugin", module))])
 
@@ -160,7 +177,7 @@ def show_result(result: "Result", out: Path) -> None:
     print_table(table.headers, table.rows, table.numeric)
     print()
     for finding in result.conclusions:
-        print(f"{finding.text}{f' {finding.detail}' if finding.detail else ''}")
+        print(finding.text)
     print(f"\n{out / 'report.html'}: the page; {out / 'result.json'}: every number")
     failed = [
         f"{trial.mechanism}, seed {trial.seed}: {trial.reason}" for trial in result.trials if trial.status == "failed"

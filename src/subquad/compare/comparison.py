@@ -12,17 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import torch
+
 from subquad.compare import measure
 from subquad.compare.floors import compute_floors, floors_are_open, stored_floors
 from subquad.compare.locks import wait_for_lock
-from subquad.compare.measure.base import Context, Measurement, Step
+from subquad.compare.measure.base import Context, Margin, Measurement, Step
 from subquad.compare.measure.cache import open_steps, run_step, start_worker
 from subquad.compare.plan import Plan, TrialName, open_plan, read_plan
 from subquad.compare.records import Trial
 from subquad.compare.report.assemble import assemble
 from subquad.compare.report.result import Result
+from subquad.compare.statistics.times import LOOKS
 from subquad.compare.trials import Trials
 from subquad.compare.variants import add_finished_runs, add_floor, build_variants
+from subquad.models import build_from_config
 from subquad.tasks import Task
 from subquad.tasks.base import check_split
 from subquad.train.recipe import Recipe
@@ -30,8 +35,9 @@ from subquad.train.run import build_task
 
 LENGTHS = (256, 1024, 4096)
 TOKENS = 16384
-REPEATS = 3
 MAX_SECONDS = 20.0
+LENGTH_PERCENTILES = (50, 95)
+"""Of the lengths of the task's samples: at these costs are measured first."""
 OnProgress = Callable[[int, int, str], None]
 """Receives how many steps are done, of how many, and a message; between two steps the number stays the same."""
 
@@ -60,16 +66,23 @@ class Comparison:
     """A comparison in the folder `out`."""
 
     def __init__(
-        self, out: Path, plan: Plan, baseline: str, *, max_seconds: float = MAX_SECONDS, retry: bool = False
+        self,
+        out: Path,
+        plan: Plan,
+        baseline: str,
+        *,
+        margin: str | float | None = None,
+        max_seconds: float = MAX_SECONDS,
+        retry: bool = False,
     ) -> None:
-        """max_seconds: a mechanism whose training pass took longer is not tried at longer lengths; retry: try failed
-        trials once more."""
+        """See `create`."""
         if baseline not in plan.labels:
             labels = ", ".join(plan.labels)
             raise ValueError(f"the baseline {baseline!r} is none of the mechanisms that are compared: {labels}")
         self.out, self.plan, self.baseline, self.retry = out, plan, baseline, retry
         self.trials = Trials(out, plan)
-        self.context = Context(out, plan, self.trials, baseline, max_seconds)
+        stated = None if margin is None else Margin.parse(margin)
+        self.context = Context(out, plan, self.trials, baseline, max_seconds, stated)
 
     @classmethod
     def create(
@@ -81,11 +94,12 @@ class Comparison:
         options: Mapping[str, Mapping[str, Any]] | None = None,
         runs: Sequence[str] = (),
         baseline: str = "softmax",
-        seeds: int | Sequence[int] = 1,
+        seeds: int | Sequence[int] = 3,
         split: str | None = None,
         lengths: Sequence[int] = LENGTHS,
         tokens: int = TOKENS,
-        repeats: int = REPEATS,
+        rounds: Sequence[int] = LOOKS,
+        margin: str | float | None = None,
         max_seconds: float = MAX_SECONDS,
         retry: bool = False,
         floors: bool = True,
@@ -100,8 +114,10 @@ class Comparison:
         baseline        the label of the mechanism that the others are compared with; it is added if it is not named
         seeds           how many, from the recipe's on, or which
         split           the data that quality is measured on; by default it is `test`, or `valid` if there is no `test`
-        lengths         the lengths of sequences at which costs are measured, each with a batch of `tokens` tokens
-        repeats         how often every time is measured
+        lengths         at which costs are measured, besides the task's own, each with a batch of `tokens` tokens; none:
+                        no costs are measured
+        rounds          after how many rounds times are looked at; measuring ends at the first look that decides
+        margin          a difference that makes no practical difference, such as 0.5 or "2%"; by default the task's
         max_seconds     a mechanism whose training pass took longer than this is not tried at longer lengths
         retry           try trials that failed once more
         floors          what to compare all mechanisms with: simple models of the data, and a trained model without
@@ -122,16 +138,17 @@ class Comparison:
             split=_choose_split(task, split),
             lengths=tuple(sorted(set(lengths))),
             tokens=tokens,
-            repeats=repeats,
+            looks=tuple(rounds),
+            task_lengths=_task_lengths(task, recipe),
             runs=tuple(finished_runs),
             floors=floors,
         )
-        return cls(out, open_plan(plan, out), baseline, max_seconds=max_seconds, retry=retry)
+        return cls(out, open_plan(plan, out), baseline, margin=margin, max_seconds=max_seconds, retry=retry)
 
     @classmethod
-    def open(cls, out: Path, baseline: str = "softmax") -> Self:
+    def open(cls, out: Path, baseline: str = "softmax", margin: str | float | None = None) -> Self:
         """An existing comparison as it is."""
-        return cls(out, read_plan(out), baseline)
+        return cls(out, read_plan(out), baseline, margin=margin)
 
     # ------------------------------------------------------------------ computing
 
@@ -220,6 +237,17 @@ def _prepare_data(recipe: Recipe, out: Path) -> Task:
     """The recipe's task, with its data prepared once for all trials."""
     with wait_for_lock(out, "data", lambda message: print(message, file=sys.stderr)):
         return build_task(recipe, out / "data")
+
+
+def _task_lengths(task: Task, recipe: Recipe) -> tuple[int, ...]:
+    """Median and 95th percentile of the tokens of a training sample; a model of images knows the length of its own."""
+    with torch.device("meta"):
+        native = build_from_config(recipe.model_data(task.data_dependent_model_config())).native_length
+    if native is not None:
+        return (native,)
+    sizes = np.maximum.reduce(task.samples("train", training=True).sizes)
+    found = np.percentile(sizes, LENGTH_PERCENTILES, method="nearest")
+    return tuple(dict.fromkeys(max(1, int(length)) for length in found))
 
 
 def _choose_split(task: Task, wanted: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from subquad.compare.statistics.times import LOOKS
 from subquad.compare.variants import FinishedRun, Variant
 from subquad.config import Options
 from subquad.files import digest, read_metadata, write_json
@@ -39,7 +40,8 @@ class Plan(Options):
     split: str = Field(description="on which quality is measured")
     lengths: tuple[int, ...] = Field((), description="at which costs are measured")
     tokens: int = Field(16384, ge=1, description="of a batch at every length")
-    repeats: int = Field(3, ge=1, description="of every measurement of time")
+    looks: tuple[int, ...] = Field(LOOKS, min_length=1, description="rounds of times after which they are looked at")
+    task_lengths: tuple[int, ...] = Field((), description="median and 95th percentile of the task's own samples")
     runs: tuple[FinishedRun, ...] = Field((), description="finished runs that are used as trials")
     floors: bool = Field(False, description="whether simple models of the data are computed to compare with")
 
@@ -105,7 +107,7 @@ def read_plan(out: Path) -> Plan:
 
 def _extend(before: Plan, now: Plan, out: Path) -> Plan:
     old, new = (plan.model_dump(mode="json") for plan in (before, now))
-    fixed = ("recipe", "data_dependent_model_config", "split", "tokens", "repeats")
+    fixed = ("recipe", "data_dependent_model_config", "split", "tokens", "looks", "task_lengths")
     changed = [name for part in fixed for name in differences(old[part], new[part], f"{part}.")]
     variants = {variant["label"]: variant for variant in old["variants"]}
     for variant in new["variants"]:

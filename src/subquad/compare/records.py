@@ -68,17 +68,16 @@ class Trial(Record):
         return self
 
 
-class PairedDifference(Record):
-    """The metric of a trial minus that of the baseline's trial with the same seed, on the same samples."""
+class SampleCovariance(Record):
+    """The covariance of the scores of trials over the choice of test samples, (trials, trials).
 
-    mechanism: str
-    seed: int
-    difference: float
-    low: float
-    high: float
-    p_value: float = Field(ge=0, le=1)
-    samples: int
-    method: str = "paired bootstrap"
+    trials: mechanism and seed of each, all of them evaluated on the same samples. samples: how many independent ones
+    there are; in running text these are documents.
+    """
+
+    trials: list[tuple[str, int]]
+    values: list[list[float]]
+    samples: int = Field(ge=1)
 
 
 # ---------------------------------------------------------------------- measurements

@@ -108,7 +108,7 @@ def read_scores(evaluation: Path, task: type[Task]) -> dict[str, Score]:
             value=scale * found["value"],
             low=scale * found["low"],
             high=scale * found["high"],
-            samples=content["counts"].get("pieces", content["samples"]),  # what intervals come from
+            samples=content["counts"].get("documents", content["samples"]),  # what intervals come from
             signature=found["signature"],
         )
     return scores

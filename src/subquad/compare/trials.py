@@ -20,12 +20,12 @@ from safetensors.numpy import load_file
 
 from subquad.compare.locks import POLL_INTERVAL, lock_path, try_lock
 from subquad.compare.plan import Plan, TrialName
-from subquad.compare.records import EpochCost, PairedDifference, Trial
+from subquad.compare.records import EpochCost, SampleCovariance, Trial
 from subquad.compare.run_summary import data_order, describe_run, epoch_cost, read_scores
 from subquad.compare.subprocesses import Log, run_module
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.report import samples_path
-from subquad.evaluate.significance import paired_test
+from subquad.evaluate.significance import score_covariance
 from subquad.files import read_metadata, write_json
 
 WORKER = "subquad.compare.trial_worker"
@@ -147,32 +147,27 @@ class Trials:
         ended = run_module(WORKER, arguments, self.folder(name) / LOG, log)
         return f"evaluation: {ended.reason}" if ended.code else None
 
-    # ------------------------------------------------------------------ two trials of a seed
+    # ------------------------------------------------------------------ test samples
 
-    def paired_difference(self, ours: TrialName, base: TrialName) -> PairedDifference | None:
-        """The difference in the metric on the same samples; None if the two were evaluated on different ones."""
+    def sample_covariance(self, names: Sequence[TrialName]) -> SampleCovariance | None:
+        """Of the scores of finished trials, in units of the main metric; those of other samples than the first's are
+        left out."""
         metric = self.plan.task.main_metric
-        measures, samples = [], []
-        for name in (ours, base):
+        measures: dict[TrialName, Measure] = {}
+        first = None
+        for name in names:
             path = self.folder(name) / EVALUATION
             content = json.loads(path.read_text())
             signature = content["metrics"][metric.key]["signature"]
-            samples.append((content["data"]["sha256"], signature))
-            measures.append(Measure(load_file(samples_path(path))[metric.key], metric.score, signature))
-        if samples[0] != samples[1]:
+            samples = (content["data"]["sha256"], signature)
+            first = samples if first is None else first
+            if samples == first:
+                measures[name] = Measure(load_file(samples_path(path))[metric.key], metric.score, signature)
+        if not measures:
             return None
-        first, second = measures
-        found = paired_test(first, second)
-        return PairedDifference(
-            mechanism=ours.label,
-            seed=ours.seed,
-            difference=metric.scale * found.difference,
-            low=metric.scale * found.low,
-            high=metric.scale * found.high,
-            p_value=found.p_value,
-            samples=len(first.statistics),
-            method=f"paired bootstrap, {found.resamples:,} resamples",
-        )
+        values = metric.scale**2 * score_covariance(list(measures.values()))
+        count = len(next(iter(measures.values())).statistics)
+        return SampleCovariance(trials=list(measures), values=values.tolist(), samples=count)
 
 
 def _stored_peak(folder: Path) -> int:

@@ -4,9 +4,10 @@ With tokens_per_sample T and a context window of c tokens, a piece has up to T -
 of context before them. With c = 0 pieces have no context, as in training. More context costs T / (T - c) passes over
 the text, and gives a lower perplexity.
 
-Perplexity is exp of the mean loss: per token, including the ends of lines; per word, where words are separated by white
-space and the end of a line is a word too (with a tokenizer of words, the same as per token). Bits are counted per byte
-of UTF-8, including the ends of lines.
+The samples of a test of significance are documents: neighbouring pieces of one text are too much alike to count as
+independent. Perplexity is exp of the mean loss: per token, including the ends of lines; per word, where words are
+separated by white space and the end of a line is a word too (with a tokenizer of words, the same as per token). Bits
+are counted per byte of UTF-8, including the ends of lines.
 """
 
 import math
@@ -86,8 +87,24 @@ class TextSize:
         return cls(count, words, size)
 
 
+def sum_by_document(losses: np.ndarray, blocks: Blocks) -> np.ndarray:
+    """Returns the sums (documents, 2) of the losses (pieces, 2) of the pieces that begin in each document.
+
+    A document ends with an empty line. Where the text does not show documents of several pieces in this way, runs of
+    sqrt(n) of its n pieces take their place.
+    """
+    pieces = len(losses)
+    is_empty = np.asarray(blocks.store.lengths) == 0
+    document_of_line = np.cumsum(is_empty)
+    numbers = document_of_line[np.searchsorted(blocks.line_ends, blocks.begin, side="right")]
+    if len(np.unique(numbers)) < 2 or 2 * len(np.unique(numbers)) > pieces:
+        numbers = np.arange(pieces) // max(1, round(math.sqrt(pieces)))
+    first = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
+    return np.add.reduceat(losses, first)
+
+
 def perplexity(losses: np.ndarray, per: float = 1.0, signature: str = "") -> Measure:
-    """Returns exp of the mean loss. losses: (pieces, 2), the summed -log p in nats and the tokens of every piece.
+    """Returns exp of the mean loss. losses: (documents, 2), the summed -log p in nats and the tokens of each.
 
     per: the number of units (such as words) for each token, if the mean is over units instead of tokens.
     """

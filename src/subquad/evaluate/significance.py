@@ -6,6 +6,7 @@ whose difference is at least as far from the mean difference as the observed one
 one of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from subquad.evaluate.measure import Measure
 SEED = 12345
 RESAMPLES = 1000
 LEVEL = 0.95
+STEP = 1e-4  # of the sums, for the gradient of a score
 CHUNK = 1 << 22  # random numbers in memory at a time
 
 
@@ -83,6 +85,29 @@ def paired_test(
     low, high = _percentiles(differences, level)
     further = np.count_nonzero(np.abs(differences - differences.mean()) >= abs(difference))
     return Comparison(difference, low, high, (int(further) + 1) / (resamples + 1), level, resamples)
+
+
+def score_covariance(measures: Sequence[Measure]) -> np.ndarray:
+    """Returns the covariance (measures, measures) of scores of the same samples, over test sets of this size.
+
+    To the first order a score changes by the sum of what every sample adds: with the gradient g of the score in the
+    sums and the mean m of the statistics x_i, sample i adds g · (x_i - m).
+    """
+    added = np.stack([_influence(measure) for measure in measures])
+    samples = added.shape[1]
+    return added @ added.T * (samples / max(1, samples - 1))
+
+
+def _influence(measure: Measure) -> np.ndarray:
+    """Returns what every sample adds to the score, (samples,)."""
+    statistics = np.asarray(measure.statistics, np.float64)
+    sums = statistics.sum(0)
+    gradient = np.zeros_like(sums)
+    for place, total in enumerate(sums):
+        step = np.zeros_like(sums)
+        step[place] = STEP * max(1.0, abs(total))
+        gradient[place] = (measure.score(sums + step) - measure.score(sums - step)) / (2 * step[place])
+    return (statistics - statistics.mean(0)) @ gradient
 
 
 def _scores(measure: Measure, resamples: int, seed: int) -> np.ndarray:

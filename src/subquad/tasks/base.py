@@ -100,12 +100,16 @@ class MainMetric:
 
     key: its name in evaluations and validations. title: what people read. score: the value of the summed statistics of
     samples, as in `Measure.score`. Values are multiplied by `scale` and followed by `unit` where people read them.
+    margin: a difference smaller than this, as people read it, makes no practical difference; with `relative_margin` it
+    is a share of the baseline's value.
     """
 
     key: str
     title: str
     better: Literal["higher", "lower"]
     score: Callable[[np.ndarray], float]
+    margin: float
+    relative_margin: bool = False
     scale: float = 1.0
     unit: str = ""
 

@@ -186,7 +186,7 @@ class ImageClassificationTask(Task):
     model_kinds = ("vision", "pyramid")
     metric = "top1"
     better = "higher"
-    main_metric = MainMetric("top1", "top-1", "higher", accuracy_score, scale=100, unit=" %")
+    main_metric = MainMetric("top1", "top-1", "higher", accuracy_score, margin=1, scale=100, unit=" %")
     sized_by_tokens = False
 
     def __init__(

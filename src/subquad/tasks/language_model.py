@@ -15,7 +15,15 @@ from subquad.data.text.prepare import ReportProgress
 from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
-from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits_per_unit, perplexity, perplexity_score
+from subquad.evaluate.perplexity import (
+    ContextBlocks,
+    TextSize,
+    TokenLines,
+    bits_per_unit,
+    perplexity,
+    perplexity_score,
+    sum_by_document,
+)
 from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
@@ -61,7 +69,7 @@ class LanguageModelTask(BlockTask):
     name = "language-model"
     Data = LanguageModelData
     model_kinds = ("language-model",)
-    main_metric = MainMetric("ppl", "perplexity", "lower", perplexity_score)
+    main_metric = MainMetric("ppl", "perplexity", "lower", perplexity_score, margin=0.02, relative_margin=True)
     decodes = True
     reads_context = True
 
@@ -106,11 +114,12 @@ class LanguageModelTask(BlockTask):
             lambda batch: block_losses_by_row(model, to_device(batch, run.device), tokenizer.pad),
             "pieces of text scored",
         )
+        losses = sum_by_document(losses, blocks.blocks)
         tokens = int(losses[:, 1].sum())
         how = f"|context:{context}|sample:{config.blocks.tokens_per_sample}|breaks:{config.blocks.breaks}"
         how += f"|tokenizer:{tokenizer.fingerprint()[:12]}"
         measures = {"ppl": perplexity(losses, signature=f"per:token, line ends counted{how}")}
-        counts = {"tokens": tokens, "pieces": len(blocks)}
+        counts = {"tokens": tokens, "documents": len(losses)}
         if not isinstance(tokenizer, IdTokenizer):  # numbers have no words
             size = TextSize.of(lines)
             counts |= {"words": size.words, "bytes": size.bytes}

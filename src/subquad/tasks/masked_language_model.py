@@ -20,7 +20,7 @@ from subquad.data.text.prepare import ReportProgress
 from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.limits import max_text_length
-from subquad.evaluate.perplexity import TokenLines, perplexity, perplexity_score
+from subquad.evaluate.perplexity import TokenLines, perplexity, perplexity_score, sum_by_document
 from subquad.evaluate.report import Evaluation
 from subquad.models import MaskedLanguageModel
 from subquad.models.base import mean_aux
@@ -105,7 +105,9 @@ class MaskedLanguageModelTask(BlockTask):
     name = "masked-language-model"
     Data = MaskedLanguageModelData
     model_kinds = ("masked-language-model",)
-    main_metric = MainMetric("ppl", "perplexity of masked words", "lower", perplexity_score)
+    main_metric = MainMetric(
+        "ppl", "perplexity of masked words", "lower", perplexity_score, margin=0.02, relative_margin=True
+    )
     extra_symbols = 1  # the mask
 
     def __init__(
@@ -163,12 +165,13 @@ class MaskedLanguageModelTask(BlockTask):
             lambda batch: masked_losses_by_row(model, to_device(batch, run.device), tokenizer.pad),
             "pieces of text scored",
         )
+        losses = sum_by_document(losses, samples.blocks)
         masking = config.masking
         how = f"masked:{masking.share:g}, {masking.kept:g} kept, {masking.random:g} random"
         how += f"|sample:{config.blocks.tokens_per_sample}|breaks:{config.blocks.breaks}"
         how += f"|tokenizer:{tokenizer.fingerprint()[:12]}"
         measures = {"ppl": perplexity(losses, signature=f"per:masked token|{how}")}
-        counts = {"masked tokens": int(losses[:, 1].sum()), "tokens": samples.blocks.total, "pieces": len(losses)}
+        counts = {"masked tokens": int(losses[:, 1].sum()), "tokens": samples.blocks.total, "documents": len(losses)}
         settings = {"masking": masking.model_dump(mode="json"), **config.blocks.model_dump(mode="json")}
         data = {"sha256": fingerprint(texts), "text": origin}
         return Evaluation(cls.name, split, len(texts), 0, measures, data, settings, counts)

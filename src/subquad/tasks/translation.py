@@ -85,7 +85,7 @@ class TranslationTask(TextTask):
     name = "translation"
     Data = TranslationData
     model_kinds = ("encoder-decoder",)
-    main_metric = MainMetric("bleu", "BLEU", "higher", bleu_score)
+    main_metric = MainMetric("bleu", "BLEU", "higher", bleu_score, margin=0.5)
     decodes = True
     evaluation_passes = 2
 

@@ -12,7 +12,7 @@ from subquad.cli.main import run as run_command
 from subquad.cli.options import parse_mixer_options
 from subquad.compare.measure.bench import BenchPlan, bench_report, run_bench
 from subquad.compare.measure.checks import LONGEST_CHECK
-from subquad.compare.measure.timing import interleaved_seconds, peak_bytes
+from subquad.compare.measure.timing import Seconds, interleaved_seconds, peak_bytes
 from subquad.environment import cpu_model
 from subquad.mixers import Capabilities, Mixer, State, available, mixer_class, registry
 from subquad.mixers.state import advanced, fresh_lengths
@@ -46,10 +46,22 @@ def test_repeats_are_interleaved_and_the_warm_up_is_dropped() -> None:
     fake = FakeTime()
     rounds: list[int] = []
     work = {"a": fake.work("a", [9, 1, 2, 3]), "b": fake.work("b", [90, 10, 20, 30])}
-    seconds = interleaved_seconds(work, 3, warmup=1, clock=lambda: fake.now, after_round=rounds.append)
+    seconds = interleaved_seconds(work, [3], warmup=1, clock=lambda: fake.now, after_round=rounds.append)
     assert seconds == {"a": [1, 2, 3], "b": [10, 20, 30]}
-    assert fake.order == "abababab"
+    rounds_of = [fake.order[i : i + 2] for i in range(0, 8, 2)]
+    assert set(rounds_of) == {"ab", "ba"}, "every round runs both, in another order"
     assert rounds == [0, 1, 2, 3]
+
+
+def test_measuring_ends_at_the_first_look_that_decides() -> None:
+    seen: list[int] = []
+
+    def is_decided(seconds: Seconds) -> bool:
+        seen.append(len(seconds["a"]))
+        return len(seen) == 2
+
+    seconds = interleaved_seconds({"a": lambda: None}, [2, 4, 9], is_decided=is_decided)
+    assert (seen, len(seconds["a"])) == ([2, 4], 4)
 
 
 def test_a_time_includes_what_the_device_still_does_and_nothing_before() -> None:
@@ -62,7 +74,7 @@ def test_a_time_includes_what_the_device_still_does_and_nothing_before() -> None
         fake.now += sum(queued)
         queued.clear()
 
-    seconds = interleaved_seconds({"a": enqueue}, 2, warmup=0, clock=lambda: fake.now, synchronize=wait)
+    seconds = interleaved_seconds({"a": enqueue}, [2], warmup=0, clock=lambda: fake.now, synchronize=wait)
     assert seconds == {"a": [2, 2]}
 
 

@@ -41,22 +41,23 @@ def test_models_are_long_enough_for_every_length() -> None:
 def test_every_kind_of_model_is_measured(task: str) -> None:
     given = {"pairs": PAIRS, "text": recipe({**TEXT, "vocab": 50}, "language-model"), "pyramid": PYRAMID}[task]
     words = {"pairs": ["lara"], "text": ["primal"], "pyramid": ["performer"]}[task]
-    plan = make_plan(given, words, lengths=(64,), tokens=128, repeats=2)
+    plan = make_plan(given, words, lengths=(64,), tokens=128, looks=(2,))
     begun: list[str] = []
     for part in parts_of(plan):
-        points = measure_length(plan, part, 64, plan.labels, begun.append)
+        points = measure_length(plan, part, 64, plan.labels, "softmax", begun.append)
         assert [(point.mechanism, point.status, point.reason) for point in points] == [
-            (label, "done", None) for label in ("softmax", words[0])
+            (label, "done", None) for label in ("softmax", words[0], "softmax")
         ]
-        assert all(point.training is not None and point.training.repeats == 2 for point in points)
-    assert begun[:3] == ["softmax", words[0], "all, side by side"]
+        assert [point.control for point in points] == [False, False, True], "the baseline is timed twice"
+        assert all(point.training is not None and len(point.training.rounds) == 2 for point in points)
+    assert begun[:4] == ["softmax", words[0], "softmax", "all, side by side"]
 
 
 def test_a_mechanism_that_is_refused_or_wrong_gets_no_time() -> None:
-    plan = make_plan(PAIRS, ["performer"], lengths=(16,), tokens=32, repeats=1)
+    plan = make_plan(PAIRS, ["performer"], lengths=(16,), tokens=32, looks=(1,))
     wrong = plan.variants[1].model_copy(update={"model": {**PAIRS.model, "encoder": {**STACK, "mixer": "nothing"}}})
     plan = plan.model_copy(update={"variants": (plan.variants[0], wrong)})
-    sound, refused = measure_length(plan, "full", 16, plan.labels, lambda _: None)
+    sound, refused, _ = measure_length(plan, "full", 16, plan.labels, "softmax", lambda _: None)
     assert sound.training is not None
     assert (refused.status, refused.training) == ("refused", None)
     assert "no mechanism is called 'nothing'" in str(refused.reason)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from subquad.compare.report.html import embedded, page, write_page
 from subquad.compare.report.result import Result
 from tests.compare.cases import synthetic
-from tests.compare.report.test_statistics import bare
+from tests.compare.report.results import bare
 
 HOSTILE = "</script><script>window.broken=1</script><img src=x onerror='window.broken=1'><!-- ${policy} \u2028 &amp;"
 
@@ -157,7 +157,7 @@ def test_the_failed_run_is_seen(opened: Opened) -> None:
     row = opened.page.locator("section:has(#mechanisms-title) tr[data-state=failed]")
     assert row.locator("th").inner_text() == "performer"
     assert row.locator("td").last.inner_text() == "2 done, 1 failed"
-    assert "performer (seed 3) failed: the loss was not finite" in opened.text("#conclusions .caveat")
+    assert "performer (seed 3) failed: the loss was not finite" in opened.text("#conclusions .limit")
     assert "softmax at 16,384 tokens: failed, out of memory" in opened.text("#lengths-note")
 
 
@@ -312,7 +312,7 @@ def test_raw_data_can_be_read_and_saved(opened: Opened) -> None:
 
 def test_without_scripts_the_numbers_are_there(browser: Any, tmp_path: Path) -> None:
     shown = Opened(browser, synthetic(), tmp_path, java_script_enabled=False)
-    assert "lightconv trains" in shown.text(".headline")
+    assert "lightconv undecided" in shown.text(".headline")
     assert shown.count("section:has(#mechanisms-title) tbody tr") == 6
     assert shown.page.locator("noscript").inner_text().startswith("The plots need JavaScript")
     assert not shown.page.locator("#plots").is_visible()

@@ -9,7 +9,7 @@ from subquad.compare.report.html import page
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import Axis, Content, Plot, PlotPoint, Section, Series, Table, View
 from tests.compare.cases import synthetic
-from tests.compare.report.test_statistics import bare
+from tests.compare.report.results import bare
 
 
 def toy_content(result: Result) -> Content | None:

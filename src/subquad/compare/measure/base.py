@@ -5,11 +5,12 @@ consists of steps. A step is measured by a process of its own (`worker`), stored
 what it depends on has changed (`cache`).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from subquad.compare.plan import Plan
 from subquad.compare.records import Point
@@ -31,14 +32,35 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Margin:
+    """A difference in quality that makes no practical difference, or that share of the baseline's value."""
+
+    value: float
+    is_relative: bool = False
+
+    @classmethod
+    def parse(cls, text: str | float) -> Self:
+        """From a number, or from a share such as "2%"."""
+        number, sign, rest = str(text).partition("%")
+        try:
+            value = float(number) / (100 if sign else 1)
+        except ValueError:
+            value = -1.0
+        if rest or not 0 <= value < math.inf:
+            raise ValueError(f"a margin is a number of at least 0, such as 0.5, or a share such as 2% (got {text})")
+        return cls(value, bool(sign))
+
+
+@dataclass(frozen=True)
 class Context:
-    """The comparison that is measured. max_seconds: see `Lengths`."""
+    """The comparison that is measured. max_seconds: see `Lengths`. margin: None is that of the task's metric."""
 
     out: Path
     plan: Plan
     trials: Trials
     baseline: str
     max_seconds: float
+    margin: Margin | None = None
 
 
 class Measurement(ABC):
@@ -55,8 +77,8 @@ class Measurement(ABC):
         """What is measured, in this order."""
 
     def labels(self, context: Context) -> list[str]:
-        """The mechanisms that are measured."""
-        return context.plan.labels
+        """The mechanisms that are measured; a model without mixing is none."""
+        return [variant.label for variant in context.plan.variants if not variant.is_floor]
 
     def inputs(self, context: Context) -> dict[str, Any]:  # noqa: ARG002
         """What the numbers depend on besides the plan and the mechanisms, such as trained runs (relative to `out`)."""

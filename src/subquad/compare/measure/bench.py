@@ -165,7 +165,7 @@ def _measure_length(
         progress(f"{kind} at {length}: {repeat}")
 
     builders = {name: partial(start, mixer) for name, mixer in mixers.items()}
-    costs = measure_costs(builders, plan.repeats, device, after=after, after_round=after_round)
+    costs = measure_costs(builders, [plan.repeats], device, after=after, after_round=after_round)
     rows = [_row(name, length, mixers[name], found) for name, found in costs.items()]
     _add_ratios(rows)
     return rows

@@ -8,7 +8,7 @@ Inference runs in eval mode without gradients. Training runs in train mode, forw
 all parameters and of inputs that require one. `bench` measures single mixers in this way, and `lengths` whole models.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.compare.measure.checks import CheckFailedError, check_tensor
-from subquad.compare.measure.timing import interleaved_seconds, peak_bytes, synchronizer
+from subquad.compare.measure.timing import Seconds, interleaved_seconds, peak_bytes, synchronizer
 
 Pass = Literal["inference", "training"]
 PASSES: tuple[Pass, ...] = ("inference", "training")
@@ -43,7 +43,7 @@ class Passes(Protocol):
 class Costs:
     """The costs of one of the things that are compared. refused: it cannot be built so; failed: a check did.
 
-    peak_bytes: of the memory that one pass allocates; seconds: of every repeat.
+    peak_bytes: of the memory that one pass allocates; seconds: of every round.
     """
 
     status: Literal["done", "failed", "refused"] = "done"
@@ -56,9 +56,10 @@ class Costs:
 
 def measure_costs(
     builders: Mapping[str, Callable[[], Passes]],
-    repeats: int,
+    looks: Sequence[int],
     device: torch.device,
     *,
+    is_decided: Callable[[Seconds], bool] = lambda _: False,
     before: Callable[[str], None] = lambda _: None,
     after: Callable[[str, Costs], None] = lambda _, __: None,
     before_timing: Callable[[], None] = lambda: None,
@@ -66,8 +67,8 @@ def measure_costs(
 ) -> dict[str, Costs]:
     """The costs of everything that can be built, by name; one that is refused or wrong does not stop the others.
 
-    before, after: called around building and checking each; after_round: after each round of timing, with the number of
-    repeats so far.
+    looks, is_decided: how many rounds are timed, see `interleaved_seconds`. before, after: called around building and
+    checking each; after_round: after each round of timing, with the number of rounds so far.
     """
     costs, built = {name: Costs() for name in builders}, {}
     for name, build in builders.items():
@@ -90,7 +91,11 @@ def measure_costs(
             built[name].module.train(kind == "training")
         work = {name: getattr(built[name], kind) for name in done}
         seconds = interleaved_seconds(
-            work, repeats, synchronize=synchronizer(device), after_round=partial(after_round, kind)
+            work,
+            looks,
+            is_decided=is_decided,
+            synchronize=synchronizer(device),
+            after_round=partial(after_round, kind),
         )
         for name in done:
             costs[name].seconds[kind] = seconds[name]

@@ -17,6 +17,8 @@ from subquad.compare.plan import Plan
 from subquad.compare.records import Point
 from subquad.train.run import load_trained
 
+ROUNDS = 3
+
 
 class DecodingPoint(Point):
     """How fast a mechanism writes. refused: it has no streaming form."""
@@ -47,10 +49,10 @@ class Decoding(Measurement):
         self, out: Path, plan: Plan, labels: Sequence[str], arguments: Mapping[str, Any], begin: Begin
     ) -> list[DecodingPoint]:
         runs = {label: out / arguments["runs"][label] for label in labels}
-        return measure_decoding(runs, plan.split, plan.repeats, begin)
+        return measure_decoding(runs, plan.split, begin)
 
 
-def measure_decoding(runs: Mapping[str, Path], split: str, repeats: int, begin: Begin) -> list[DecodingPoint]:
+def measure_decoding(runs: Mapping[str, Path], split: str, begin: Begin) -> list[DecodingPoint]:
     """runs: the folders of trained runs by label."""
     points = {label: DecodingPoint(mechanism=label) for label in runs}
     tokens: dict[str, int] = {}
@@ -70,7 +72,7 @@ def measure_decoding(runs: Mapping[str, Path], split: str, repeats: int, begin: 
             work[label] = write
     begin(SIDE_BY_SIDE)
     if device is not None:
-        seconds = interleaved_seconds(work, repeats, synchronize=synchronizer(device))
+        seconds = interleaved_seconds(work, [ROUNDS], synchronize=synchronizer(device))
         for label, times in seconds.items():
             points[label].tokens_per_second = tokens[label] / statistics.median_high(times)
     return list(points.values())

@@ -1,7 +1,8 @@
 """Costs of the recipe's model by sequence length, all mechanisms side by side at a constant number of tokens.
 
-Each length is measured for two parts: the mixing stack alone, and the whole model. `costs` says how. The inputs are
-random, and the loss is that of given targets. An image of a grid of H x W patches has the length H W.
+The lengths of the task's own samples come first. Each length is measured for two parts: the mixing stack alone, and the
+whole model. `costs` says how. The inputs are random, and the loss is that of given targets. An image of a grid of H x W
+patches has the length H W.
 """
 
 import math
@@ -20,8 +21,10 @@ from subquad.compare.measure.base import SIDE_BY_SIDE, Begin, Context, Measureme
 from subquad.compare.measure.cache import stored_points
 from subquad.compare.measure.checks import LONGEST_CHECK, check_mixer
 from subquad.compare.measure.costs import Costs, measure_costs
+from subquad.compare.measure.timing import Seconds
 from subquad.compare.plan import Plan
 from subquad.compare.records import Point, Record
+from subquad.compare.statistics.times import all_decided
 from subquad.compare.variants import mixer_options
 from subquad.data.batches import to_device
 from subquad.mixers import mixer_class
@@ -39,25 +42,32 @@ PART_TITLES: dict[Part, str] = {"encoder": "encoder", "full": "whole model"}
 
 
 class Timing(Record):
-    """Milliseconds of one pass: the median of the repeats, and their quartiles."""
+    """Milliseconds of one pass, with their median and quartiles. rounds: those of each round, in order, if kept.
+
+    All mechanisms of a length were timed in the same rounds.
+    """
 
     median: float = Field(gt=0)
     low: float = Field(gt=0)
     high: float = Field(gt=0)
-    repeats: int = Field(ge=1)
+    rounds: list[float] = Field(default_factory=list)
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Self:
-        """From the repeats of a measurement. Fewer than three have no quartiles: their range is taken."""
-        ms = sorted(1000 * value for value in seconds)
-        low, high = (ms[0], ms[-1]) if len(ms) < 3 else statistics.quantiles(ms, n=4, method="inclusive")[::2]
-        return cls(median=statistics.median(ms), low=low, high=high, repeats=len(ms))
+        """From the times of a measurement. Fewer than three have no quartiles: their range is taken."""
+        ms = [1000 * value for value in seconds]
+        low, high = (min(ms), max(ms)) if len(ms) < 3 else statistics.quantiles(ms, n=4, method="inclusive")[::2]
+        return cls(median=statistics.median(ms), low=low, high=high, rounds=ms)
 
 
 class LengthPoint(Point):
-    """The costs of one mechanism at one length. refused: the mechanism does not take this length or form."""
+    """The costs of one mechanism at one length. refused: the mechanism does not take this length or form.
+
+    control: a second copy of the baseline, timed like the other mechanisms: it must come out as fast as the first.
+    """
 
     part: Part
+    control: bool = False
     length: int = Field(ge=1)
     batch: int = Field(ge=1, description="sequences at once; batch * length is the token budget")
     training: Timing | None = None
@@ -80,9 +90,16 @@ class Lengths(Measurement):
     point: ClassVar[type[Point]] = LengthPoint
     needs_trials = False
 
+    def inputs(self, context: Context) -> dict[str, Any]:
+        """The baseline is timed twice."""
+        return {"baseline": context.baseline}
+
     def steps(self, plan: Plan) -> list[Step]:
-        lengths = sorted({shape_at(plan, length).length for length in plan.lengths})
-        return [_step(part, length) for part in parts_of(plan) for length in lengths] if lengths else []
+        if not plan.lengths:
+            return []
+        own = [shape_at(plan, length).length for length in plan.task_lengths]
+        others = sorted({shape_at(plan, length).length for length in plan.lengths} - set(own))
+        return [_step(part, length) for length in [*own, *others] for part in parts_of(plan)]
 
     def measure(
         self,
@@ -92,7 +109,7 @@ class Lengths(Measurement):
         arguments: Mapping[str, Any],
         begin: Begin,
     ) -> list[LengthPoint]:
-        return measure_length(plan, arguments["part"], arguments["length"], labels, begin)
+        return measure_length(plan, arguments["part"], arguments["length"], labels, arguments["baseline"], begin)
 
     def refused(self, context: Context, step: Step) -> list[LengthPoint]:
         part, length = step.arguments["part"], step.arguments["length"]
@@ -137,9 +154,22 @@ class Shape:
 
 
 def shape_at(plan: Plan, length: int) -> Shape:
-    """The batch of a length; images get the square grid of about so many patches."""
+    """The batch of a length; images get the square grid of about so many patches.
+
+    At the task's own lengths it is the batch of a training.
+    """
+    if length in plan.task_lengths:
+        return Shape(_training_batch(plan, length), length)
     length = MODELS[_model_kind(plan)].possible_length(length)
     return Shape(max(1, plan.tokens // length), length)
+
+
+def _training_batch(plan: Plan, length: int) -> int:
+    """As many samples of a length as the recipe takes at once."""
+    budget = plan.task.budget(Recipe.parse("recipe", plan.recipe).train.budget)
+    size = length if plan.task.sized_by_tokens else 1
+    limits = [budget.max_sentences, None if budget.max_tokens is None else budget.max_tokens // size]
+    return max(1, min(limit for limit in limits if limit is not None))
 
 
 def parts_of(plan: Plan) -> list[Part]:
@@ -151,8 +181,16 @@ def _model_kind(plan: Plan) -> str:
     return Recipe.parse("recipe", plan.recipe).model_data({})["kind"]
 
 
-def measure_length(plan: Plan, part: Part, length: int, labels: Sequence[str], begin: Begin) -> list[LengthPoint]:
-    """All mechanisms of `labels` at one length."""
+CONTROL = "control of the baseline"
+"""The name of the second copy of the baseline while times are measured."""
+MAX_TIMING_SECONDS = 120.0
+"""Rounds that would make the timing of one kind of pass at one length take longer than this are left out."""
+
+
+def measure_length(
+    plan: Plan, part: Part, length: int, labels: Sequence[str], baseline: str, begin: Begin
+) -> list[LengthPoint]:
+    """All mechanisms of `labels` at one length, and the baseline a second time."""
     shape, device = shape_at(plan, length), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     setting = {"device": device.type, "dtype": "float32", "threads": torch.get_num_threads()}
     setting |= {"tokens": shape.batch * shape.length}
@@ -169,11 +207,28 @@ def measure_length(plan: Plan, part: Part, length: int, labels: Sequence[str], b
         point.config = mixer_options(model)
         return ModelPasses(model, plan.task, part, shape)
 
-    builders = {label: partial(build, point) for label, point in points.items()}
-    costs = measure_costs(builders, plan.repeats, device, before=begin, before_timing=lambda: begin(SIDE_BY_SIDE))
-    for label, found in costs.items():
-        _fill_in(points[label], found)
+    if baseline in labels:
+        points[CONTROL] = points[baseline].model_copy(update={"control": True})
+    builders = {name: partial(build, point) for name, point in points.items()}
+    costs = measure_costs(
+        builders,
+        plan.looks,
+        device,
+        is_decided=partial(_is_enough, baseline=baseline, looks=plan.looks),
+        before=lambda name: begin(points[name].mechanism),
+        before_timing=lambda: begin(SIDE_BY_SIDE),
+    )
+    for name, found in costs.items():
+        _fill_in(points[name], found)
     return list(points.values())
+
+
+def _is_enough(seconds: Seconds, baseline: str, looks: Sequence[int]) -> bool:
+    """Whether all ratios are decided, or as many rounds again would take too long. The control decides nothing."""
+    if sum(map(sum, seconds.values())) > MAX_TIMING_SECONDS / 2:
+        return True
+    times = {name: found for name, found in seconds.items() if name != CONTROL}
+    return baseline in times and all_decided(times, baseline, len(looks))
 
 
 def _fill_in(point: LengthPoint, costs: Costs) -> None:
@@ -190,7 +245,7 @@ def _fill_in(point: LengthPoint, costs: Costs) -> None:
 def config_for_shape(plan: Plan, label: str, shape: Shape) -> dict[str, Any]:
     """The model's config for inputs of this length: tables with an end are as long as the longest length needs."""
     config = plan.variant_recipe(label).model_data(plan.data_dependent_model_config)
-    longest = max(shape.length, *plan.lengths)
+    longest = max([shape.length, *plan.lengths, *plan.task_lengths])
     config = MODELS[config["kind"]].config_for_length(config, shape.length)
     for name in ("source", "target", "embedding"):
         if name in config and config[name].get("positions") == "learned":

@@ -6,8 +6,9 @@ sees, temporaries inside fused kernels included; what a library takes behind tor
 """
 
 import os
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch.autograd.profiler import profile
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own log lines would run through the progress bar
 
 Work = Callable[[], object]
+Seconds = Mapping[str, Sequence[float]]
+"""The times of pieces of work, by name, round by round."""
 
 
 def no_wait() -> None:
@@ -30,21 +33,27 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 def interleaved_seconds(
     work: Mapping[str, Work],
-    repeats: int,
+    looks: Sequence[int],
     *,
+    is_decided: Callable[[Seconds], bool] = lambda _: False,
     warmup: int = 1,
     synchronize: Callable[[], None] = no_wait,
     clock: Callable[[], float] = time.perf_counter,
     after_round: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Seconds of every piece of work, `repeats` of each.
+    """Seconds of every piece of work in every round.
 
-    Every round runs each piece once, so that a machine that slows down for a while slows all of them down; the first
-    `warmup` rounds are not kept. `after_round` is told how many rounds were kept so far.
+    Every round runs each piece once, so that a machine that slows down for a while slows all of them down, and in
+    another order, so that no piece always follows the same one. The first `warmup` rounds are not kept. There are as
+    many as the last of `looks` says, or as an earlier one after which `is_decided`. `after_round` is told how many were
+    kept so far.
     """
     seconds: dict[str, list[float]] = {name: [] for name in work}
-    for round_number in range(warmup + repeats):
-        for name, run in work.items():
+    order, shuffle = list(work), random.Random(0).shuffle
+    for round_number in range(warmup + looks[-1]):
+        shuffle(order)
+        for name in order:
+            run = work[name]
             synchronize()
             start = clock()
             result = run()
@@ -53,7 +62,10 @@ def interleaved_seconds(
             del result  # freed outside the measured region, and before the next piece allocates
             if round_number >= warmup:
                 seconds[name].append(elapsed)
-        after_round(max(0, round_number + 1 - warmup))
+        kept = round_number + 1 - warmup
+        after_round(max(0, kept))
+        if kept in looks and is_decided(seconds):
+            break
     return seconds
 
 

@@ -1,7 +1,7 @@
 """From the files of a comparison to its result: what is missing or failed is in it, too."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 import torch
@@ -9,12 +9,12 @@ import torch
 import subquad
 from subquad.compare import measure
 from subquad.compare.floors import stored_floors
-from subquad.compare.measure.base import Context
+from subquad.compare.measure.base import Context, Margin
 from subquad.compare.measure.cache import stored_points
 from subquad.compare.plan import Plan, TrialName
-from subquad.compare.records import EpochCost, PairedDifference, Trial
+from subquad.compare.records import EpochCost, SampleCovariance, Trial
 from subquad.compare.report.result import Mechanism, Metric, Result
-from subquad.compare.trials import StoredTrial, Trials
+from subquad.compare.trials import Trials
 from subquad.environment import environment
 
 
@@ -34,7 +34,7 @@ def assemble(context: Context, title: str, command: str) -> Result:
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         task=plan.recipe["task"],
-        metric=_metric(plan, records),
+        metric=_metric(plan, records, context.margin),
         baseline=context.baseline,
         mechanisms=[
             Mechanism(label=v.label, mixer=v.mixer, options=v.options, floor=v.is_floor) for v in plan.variants
@@ -42,29 +42,35 @@ def assemble(context: Context, title: str, command: str) -> Result:
         recipe=plan.recipe,
         environment={"subquad": subquad.__version__, **environment(device)},
         notes=[*(f"{remark}." for variant in plan.variants for remark in variant.remarks), *no_floors],
+        task_lengths=list(plan.task_lengths),
         floors=floors,
         trials=records,
-        paired=_paired_differences(trials, stored, context.baseline),
+        covariance=_covariance(trials, records, context.baseline),
         epochs=_mean_epochs(found.epoch for found in stored.values() if found is not None),
         measurements={name: found for name, found in points.items() if found},
     )
 
 
-def _metric(plan: Plan, trials: Iterable[Trial]) -> Metric:
+def _metric(plan: Plan, trials: Iterable[Trial], margin: Margin | None) -> Metric:
     """What quality means; the chance level depends on how many samples were evaluated."""
     main = plan.task.main_metric
     counts = [score.samples for trial in trials for score in trial.scores.values() if score.samples is not None]
     chance_level = plan.task.chance_level(plan.data_dependent_model_config, counts[0]) if counts else None
-    return Metric(name=main.title, better=main.better, unit=main.unit, chance_level=chance_level)
+    margin = margin or Margin(main.margin, main.relative_margin)
+    return Metric(
+        name=main.title,
+        better=main.better,
+        unit=main.unit,
+        chance_level=chance_level,
+        margin=margin.value,
+        relative_margin=margin.is_relative,
+    )
 
 
-def _paired_differences(
-    trials: Trials, stored: dict[TrialName, StoredTrial | None], baseline: str
-) -> list[PairedDifference]:
-    done = {name for name, found in stored.items() if found is not None and found.trial.status == "done"}
-    pairs = [(name, TrialName(baseline, name.seed)) for name in stored if name.label != baseline]
-    found = [trials.paired_difference(ours, base) for ours, base in pairs if {ours, base} <= done]
-    return [pair for pair in found if pair is not None]
+def _covariance(trials: Trials, records: Sequence[Trial], baseline: str) -> SampleCovariance | None:
+    """The baseline's trials come first: what was evaluated on other samples than theirs is not compared."""
+    done = [TrialName(trial.mechanism, trial.seed) for trial in records if trial.status == "done"]
+    return trials.sample_covariance(sorted(done, key=lambda name: name.label != baseline))
 
 
 def _mean_epochs(epochs: Iterable[EpochCost | None]) -> list[EpochCost]:

@@ -1,256 +1,225 @@
-"""The conclusions in words, made from the numbers and never beyond what they show.
+"""The conclusions in words: an answer that a person can act on, what to know before believing it, and its limits.
 
-A difference in quality is claimed where it is significant, a difference in time where the quartiles of the repeats do
-not overlap; everything else is called undecided, with its interval. One seed says nothing about mechanisms, only about
-the runs that were made with it. Costs are stated at one measured length.
+Quality and cost are joined at the length of the task's own samples and nowhere else. A mechanism is recommended if it
+is faster there beyond doubt, and within the margin of the baseline's quality or better. One seed says nothing about
+mechanisms, only about the runs that were made with it; models that learned nothing, or less than a linear model, say
+nothing about mixing.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from subquad.compare.measure.costs import PASSES
 from subquad.compare.measure.decoding import DecodingPoint
-from subquad.compare.measure.lengths import PART_TITLES, LengthPoint, Part
+from subquad.compare.measure.lengths import LengthPoint
 from subquad.compare.measure.swap import SwapPoint
+from subquad.compare.report.fairness import parameter_mismatch, same_data_order
 from subquad.compare.report.formatting import (
-    format_bytes,
-    format_evidence,
     format_metric,
     format_number,
-    format_p,
     format_ratio,
-    format_seeds,
+    format_share,
+    format_span,
     join_words,
 )
-from subquad.compare.report.result import Metric, Result
-from subquad.compare.report.statistics import (
-    Difference,
-    SpeedRatio,
-    crossover,
-    differences,
-    parameter_mismatch,
-    quality,
-    ratios_at,
-    same_data_order,
-    shown_length,
-    shown_part,
-)
+from subquad.compare.report.learning import below_linear, learned_nothing, still_improving
+from subquad.compare.report.quality import differences, margin, more_seeds, quality, verdicts
+from subquad.compare.report.result import Result
+from subquad.compare.report.speed import crossover, failed_controls, ratios_at, shown_part, task_length
+from subquad.compare.statistics.scores import Difference, Verdict
+from subquad.compare.statistics.times import SpeedRatio
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement, and the numbers it rests on where they are not in it. The first one is the headline."""
+    """A statement. The first one is the answer; then what concerns the floors, before any claim; then the limits."""
 
-    kind: Literal["headline", "quality", "cost", "caveat"]
+    kind: Literal["answer", "floor", "limit"]
     text: str
-    detail: str = ""
 
 
 def conclude(result: Result) -> list[Finding]:
-    """The headline, what was found about quality and cost, and what limits it."""
-    learned = _nothing_learned(result) is None
-    quality = [Finding("quality", text) for text in _quality(result)] if learned else []
-    costs = [Finding("cost", text) for text in _costs(result)]
-    return [headline(result), *quality, *costs, *(Finding("caveat", text) for text in _caveats(result))]
+    floors = [Finding("floor", text) for text in _floors(result)]
+    return [Finding("answer", answer(result)), *floors, *(Finding("limit", text) for text in _limits(result))]
 
 
-# ---------------------------------------------------------------------- headline
+# ---------------------------------------------------------------------- the answer
 
 
-def headline(result: Result) -> Finding:
-    """The fastest mechanism without a sign of being worse; failing that, the smallest loss; failing that, facts.
+def answer(result: Result) -> str:
+    """One paragraph that a person can act on."""
+    said = verdicts(result)
+    if (text := _no_learning(result)) is not None:
+        return text
+    if not said:
+        return f"Nothing can be concluded yet: no mechanism was compared with {result.baseline}."
+    if set(said.values()) == {"one seed"}:
+        return " ".join([_single_seed(result), *_longer(result)])
+    return " ".join([_choice(result, said), *_longer(result)])
 
-    Models that have learned nothing do not differ by their mechanisms: then it says this and no more.
-    """
-    if (text := _nothing_learned(result)) is not None:
-        return Finding("headline", text)
-    part = shown_part(result)
-    length = shown_length(result, part)
+
+def _no_learning(result: Result) -> str | None:
+    """Why the models say nothing about mixing, if they do not: the baseline must have learned more than a floor."""
+    base = quality(result, result.baseline)
+    if base is None:
+        return None
+    metric = result.metric
+    shown = f"{result.baseline} has {format_metric(metric, base.mean)} {metric.name}"
+    if (floor := learned_nothing(result, result.baseline)) is not None:
+        why = f"{floor.name} has {format_metric(metric, floor.value)} without learning anything"
+    elif metric.chance_level is not None and not _passes(result, base.mean, metric.chance_level):
+        why = f"{format_metric(metric, metric.chance_level)} counts as nothing learned"
+    elif (floor := below_linear(result, result.baseline)) is not None:
+        why = f"{floor.name}, a model without hidden layers, has {format_metric(metric, floor.value)}"
+    else:
+        return None
+    return f"No answer yet: {shown}, and {why}. Train longer or tune before comparing mechanisms."
+
+
+def _passes(result: Result, value: float, level: float) -> bool:
+    return value > level if result.metric.better == "higher" else value < level
+
+
+def _single_seed(result: Result) -> str:
+    found, metric = differences(result), result.metric
+    best = max if metric.better == "higher" else min
+    label = best(found, key=lambda one: found[one].mean)
+    shown = format_metric(metric, found[label].mean, sign=True)
+    return (
+        f"One seed says nothing about mechanisms; train with three or more. In this run {label} came out best of those "
+        f"compared with {result.baseline}: {shown} {metric.name}."
+    )
+
+
+def _choice(result: Result, said: dict[str, Verdict]) -> str:
+    """The mechanism to use, or why to keep the baseline."""
+    length, base = task_length(result), result.baseline
+    speeds = {} if length is None else ratios_at(result, shown_part(result), length, "training")
+    if length in failed_controls(result):
+        speeds = {}
+    sound = [label for label in said if said[label] in ("within", "better") and not _is_below_floors(result, label)]
+    faster = [label for label in sound if label in speeds and speeds[label].is_faster]
+    better = [label for label in sound if said[label] == "better"]
+    if faster and length is not None:
+        label = max(faster, key=lambda one: speeds[one].ratio)
+        return f"Use {label} here: {_speed(result, speeds[label], length)}, and {_quality_words(result, label, said)}."
+    if better:
+        found = differences(result)
+        label = max(better, key=lambda one: abs(found[one].mean))
+        cost = f"; {_speed(result, speeds[label], length)}" if label in speeds and length is not None else ""
+        return f"Use {label} here: {_quality_words(result, label, said)}{cost}."
+    return f"Keep {base} here: {_why_baseline(result, said, speeds, length)}."
+
+
+def _speed(result: Result, ratio: SpeedRatio, length: int) -> str:
+    where = f"at {format_number(length)} tokens, the length of this task's samples,"
+    if ratio.is_equal or not ratio.is_decided:
+        return f"{where} it trains about as fast as {result.baseline} ({format_span(ratio)})"
+    return f"{where} it trains {format_ratio(ratio.ratio)} as fast as {result.baseline} ({format_span(ratio)})"
+
+
+def _quality_words(result: Result, label: str, said: dict[str, Verdict]) -> str:
+    words = f"its {result.metric.name} is {describe_verdict(result, label, differences(result)[label], said[label])}"
+    mismatch = parameter_mismatch(result).get(label)
+    return words if mismatch is None else f"{words}, with {format_share(mismatch)} parameters"
+
+
+def describe_verdict(result: Result, label: str, found: Difference, said: Verdict) -> str:
+    """The verdict on a mechanism, with its interval."""
+    metric = result.metric
+    low, high = (format_metric(metric, end, sign=True) for end in (found.low, found.high))
+    if said == "within":
+        return f"within {format_metric(metric, margin(result))} of {result.baseline} ({low} to {high})"
+    if said in ("better", "worse"):
+        least, most = (format_metric(metric, end) for end in sorted((abs(found.low), abs(found.high))))
+        return f"{said} by {least} to {most}"
+    if said == "one seed":
+        return f"{format_metric(metric, found.mean, sign=True)} in this run, with one seed"
+    more = more_seeds(result, label)
+    decide = "it takes more test samples" if more is None else f"about {more} more seed{'s' * (more > 1)} would decide"
+    return f"undecided ({low} to {high}): {decide}"
+
+
+def _why_baseline(result: Result, said: dict[str, Verdict], speeds: dict[str, SpeedRatio], length: int | None) -> str:
     found = differences(result)
     if length is None:
-        return _headline_of_quality(result, found)
-    ratios = ratios_at(result, part, length, "training")
-    faster = {label: ratio for label, ratio in ratios.items() if ratio.clear and ratio.faster > 1}
-    if not faster:
-        text = f"At {format_number(length)} tokens no mechanism trains clearly faster than {result.baseline}."
-        return Finding("headline", text)
-    compared = [label for label in faster if label in found]
-    doubted = [label for label in compared if found[label].significant or found[label].excludes_zero]
-    sound = [label for label in compared if label not in doubted or not _worse(result, found[label])]
-    if sound or not compared:
-        label = max(sound or faster, key=lambda name: faster[name].faster)
+        candidates, start = list(said), f"none of the others is better in {result.metric.name}"
     else:
-        label = min(compared, key=lambda name: abs(found[name].mean))
-    speed = format_ratio(faster[label].faster)
-    gain = f"At {format_number(length)} tokens {label} trains {speed} as fast as {result.baseline}"
-    if label not in found:
-        return Finding("headline", f"{gain}; their {result.metric.name} was not compared.")
-    return Finding("headline", gain + _clause(result, found[label], len(found)), _detail(result, found[label]))
+        candidates = [label for label in said if label in speeds and speeds[label].is_faster]
+        start = f"at {format_number(length)} tokens, the length of this task's samples, "
+        start += "what trains faster is no proven replacement" if candidates else "no mechanism trains faster"
+    order = sorted(candidates, key=lambda one: found[one].mean, reverse=result.metric.better == "higher")
+    shown = [f"{label} {describe_verdict(result, label, found[label], said[label])}" for label in order[:MOST_NAMED]]
+    rest = len(order) - len(shown)
+    return start + (f" ({'; '.join(shown)}{f'; {rest} more in the table' if rest else ''})" if shown else "")
 
 
-def _nothing_learned(result: Result) -> str | None:
-    metric = result.metric
-    means = [found.mean for label in result.labels if (found := quality(result, label)) is not None]
-    if metric.chance_level is None or not means:
-        return None
-    higher = metric.better == "higher"
-    best = max(means) if higher else min(means)
-    if best > metric.chance_level if higher else best < metric.chance_level:
-        return None
-    level = f"{format_metric(metric, metric.chance_level)} or {'less' if higher else 'more'}"
-    return (
-        f"No model has learned anything yet: the best {metric.name} is {format_metric(metric, best)}, and {level} "
-        "counts as nothing learned. Train longer before comparing."
+MOST_NAMED = 3
+"""How many mechanisms the answer names; the table has all of them."""
+
+
+def _longer(result: Result) -> list[str]:
+    """From where on the others are cheaper, without a word on quality there."""
+    part, own = shown_part(result), task_length(result)
+    found = {label: crossover(result, label, part, "training") for label in result.competitors}
+    reached = sorted(
+        (place.length, label)
+        for label, place in found.items()
+        if place is not None and place.length is not None and (own is None or place.length > own)
     )
-
-
-def _clause(result: Result, found: Difference, comparisons: int) -> str:
-    metric = result.metric
-    if found.interval == "samples":
-        return f"; {_in_this_run(result, found)}."
-    if not found.significant and found.excludes_zero and comparisons > 1:
-        return f"; its difference in {metric.name} is not significant once corrected for {comparisons} comparisons."
-    if not found.significant:
-        return f", with no significant difference in {metric.name}."
-    word = "worse" if _worse(result, found) else "better"
-    return f" and is {word} by {format_metric(metric, abs(found.mean))} {metric.name}."
-
-
-def _in_this_run(result: Result, found: Difference) -> str:
-    metric = result.metric
-    word = "higher" if found.mean > 0 else "lower"
-    return f"in this run, with one seed, its {metric.name} is {format_metric(metric, abs(found.mean))} {word}"
-
-
-def _detail(result: Result, found: Difference) -> str:
-    shown = format_metric(result.metric, found.mean, sign=True)
-    return f"Difference {shown} {result.metric.name}, {format_evidence(result.metric, found)}."
-
-
-def _headline_of_quality(result: Result, found: dict[str, Difference]) -> Finding:
-    name, base = result.metric.name, result.baseline
-    if not found:
-        return Finding("headline", f"Nothing can be concluded yet: no mechanism was compared with {base}.")
-    if all(item.interval == "samples" for item in found.values()):
-        label = (max if result.metric.better == "higher" else min)(found, key=lambda one: found[one].mean)
-        text = f"One seed says nothing about mechanisms. Of those compared with {base}, {label} came out best: "
-        return Finding("headline", f"{text}{_in_this_run(result, found[label])}.", _detail(result, found[label]))
-    better = [label for label, item in found.items() if _is_claimed(item) and not _worse(result, item)]
-    if not better:
-        text = f"No mechanism is significantly better than {base} in {name}; costs by length were not measured."
-        return Finding("headline", text)
-    label = max(better, key=lambda item: abs(found[item].mean))
-    text = f"{label} is better than {base} by {format_metric(result.metric, abs(found[label].mean))} {name}."
-    return Finding("headline", text, _detail(result, found[label]))
-
-
-def _is_claimed(found: Difference) -> bool:
-    """Whether seeds show a difference between mechanisms; samples of one run show one between two runs."""
-    return found.significant and found.interval == "seeds"
-
-
-def _worse(result: Result, found: Difference) -> bool:
-    return (found.mean < 0) == (result.metric.better == "higher")
-
-
-# ---------------------------------------------------------------------- quality and cost
-
-
-def _quality(result: Result) -> list[str]:
-    metric, base = result.metric, quality(result, result.baseline)
-    if base is None:
+    if not reached:
         return []
-    found = differences(result)
-    scores = [trial.scores[metric.name] for trial in result.trials_of(result.baseline) if metric.name in trial.scores]
-    samples = f", {format_number(scores[0].samples)} samples" if scores[0].samples is not None else ""
-    against = (
-        f"{result.baseline} ({format_metric(metric, base.mean)} {metric.name}, {format_seeds(base.seeds)}{samples})"
-    )
-    significant = [label for label, item in found.items() if _is_claimed(item)]
-    single = [label for label, item in found.items() if item.interval == "samples"]
-    worse = [label for label in significant if _worse(result, found[label])]
-    groups = {
-        f"Significantly better than {against}": [label for label in significant if label not in worse],
-        f"Significantly worse than {against}": worse,
-        f"Not significantly different from {against}": [
-            label for label in found if label not in significant and label not in single
-        ],
-        f"In this run, against {against}": single,
-    }
+    shown = join_words([f"{label} from about {format_number(length)}" for length, label in reached[:MOST_NAMED]])
+    return [f"On longer sequences training is cheaper with {shown} tokens on; quality was not measured there."]
+
+
+# ---------------------------------------------------------------------- floors
+
+
+def _is_below_floors(result: Result, label: str) -> bool:
+    return learned_nothing(result, label) is not None or below_linear(result, label) is not None
+
+
+def _floors(result: Result) -> list[str]:
+    """What is said before any claim: who learned nothing, who is below a linear model, who was not done yet."""
+    metric, texts = result.metric, []
+    for find, words in ((learned_nothing, "Learned nothing"), (below_linear, "Below a linear model")):
+        below: dict[str, list[str]] = {}
+        for label in result.competitors:
+            if (floor := find(result, label)) is not None:
+                below.setdefault(f"{floor.name}, {format_metric(metric, floor.value)}", []).append(label)
+        texts += [f"{words} ({floor}): {join_words(labels)}." for floor, labels in below.items()]
+    improving = [
+        label for label in result.competitors if any(still_improving(trial) for trial in result.trials_of(label))
+    ]
+    if improving:
+        texts.append(
+            f"Still improving at the end of training: {join_words(improving)}. Longer training may change this."
+        )
+    return [*texts, *_no_mixing(result)]
+
+
+def _no_mixing(result: Result) -> list[str]:
+    """Mechanisms that are no better than a model that mixes nothing."""
     texts = []
-    for words, labels in groups.items():
-        if labels:
-            order = sorted(labels, key=lambda label: -abs(found[label].mean))
-            shown = [f"{label} {_amount(metric, found[label], base.seeds)}" for label in order]
-            texts.append(f"{words}: {'; '.join(shown)}.")
+    for floor in (mechanism.label for mechanism in result.mechanisms if mechanism.floor):
+        level = quality(result, floor)
+        if level is not None:
+            means = {label: quality(result, label) for label in result.competitors}
+            below = [
+                label for label, one in means.items() if one is not None and not _passes(result, one.mean, level.mean)
+            ]
+            if below:
+                shown = format_metric(result.metric, level.mean)
+                texts.append(f"No better than a model that mixes nothing ({floor}, {shown}): {join_words(below)}.")
     return texts
 
 
-def _amount(metric: Metric, found: Difference, usual_seeds: int) -> str:
-    """ "−0.41 (−0.80 to −0.03, p = 0.13)"."""
-    low, high = (format_number(end, metric.digits, sign=True) for end in (found.low, found.high))
-    extra = "" if found.seeds == usual_seeds else f", {format_seeds(found.seeds)}"
-    return f"{format_metric(metric, found.mean, sign=True)} ({low} to {high}, {format_p(found.p)}{extra})"
+# ---------------------------------------------------------------------- limits
 
 
-def _costs(result: Result) -> list[str]:
-    part = shown_part(result)
-    length = shown_length(result, part)
-    if length is None:
-        return []
-    where = f"at {format_number(length)} tokens ({PART_TITLES[part]}, {result.baseline} = 1)"
-    texts = []
-    for kind in reversed(PASSES):
-        texts += _speed_text(f"{kind.capitalize()} speed {where}", ratios_at(result, part, length, kind))
-    return [*texts, *_memory_text(result, part, length, where), *_crossover_text(result, part)]
-
-
-def _speed_text(start: str, ratios: dict[str, SpeedRatio]) -> list[str]:
-    order = sorted(ratios, key=lambda label: -ratios[label].faster)
-    clear = [f"{label} {format_ratio(ratios[label].faster)}" for label in order if ratios[label].clear]
-    tied = [label for label in order if not ratios[label].clear]
-    parts = [join_words(clear)] if clear else []
-    if tied:
-        parts.append(f"no clear difference for {join_words(tied)}")
-    return [f"{start}: {'; '.join(parts)}."] if parts else []
-
-
-def _memory_text(result: Result, part: Part, length: int, where: str) -> list[str]:
-    points = {label: result.lengths_of(label, part).get(length) for label in result.labels}
-    peaks = {label: point.training_bytes for label, point in points.items() if point and point.training_bytes}
-    base = peaks.pop(result.baseline, None)
-    if base is None or not peaks:
-        return []
-    order = sorted(peaks, key=lambda label: peaks[label])
-    shown = join_words([f"{label} {format_ratio(peaks[label] / base)}" for label in order])
-    return [f"Peak memory of a training pass {where}: {shown} of {format_bytes(base)}."]
-
-
-def _crossover_text(result: Result, part: Part) -> list[str]:
-    found = {
-        label: place
-        for label in result.labels
-        if label != result.baseline and (place := crossover(result, label, part, "training"))
-    }
-    reached = sorted((place.length, label) for label, place in found.items() if place.length is not None)
-    parts = [f"{label} from about {format_number(length)} tokens" for length, label in reached]
-    for kind, words in (("always", "at every measured length"), ("never", "at none up to the longest")):
-        spans: dict[tuple[int, int], list[str]] = {}
-        for label, place in found.items():
-            if place.kind == kind:
-                spans.setdefault((place.first, place.last), []).append(label)
-        for (first, last), labels in spans.items():
-            parts.append(f"{join_words(labels)} {words} ({format_number(first)} to {format_number(last)})")
-    return [f"Training is clearly faster than with {result.baseline}: {'; '.join(parts)}."] if parts else []
-
-
-# ---------------------------------------------------------------------- caveats
-
-
-def _caveats(result: Result) -> list[str]:
-    texts = [*_trials(result), *_seeds(result), *_fairness(result), *_gaps(result), *result.notes]
-    return [*texts, *_decoding_gaps(result), *_swap_gaps(result)]
+def _limits(result: Result) -> list[str]:
+    return [*_trials(result), *_fairness(result), *_times(result), *_gaps(result), *_swap_gaps(result), *result.notes]
 
 
 def _trials(result: Result) -> list[str]:
@@ -263,36 +232,34 @@ def _trials(result: Result) -> list[str]:
     return texts + ([f"Not trained yet: {join_words(missing)}."] if missing else [])
 
 
-def _seeds(result: Result) -> list[str]:
-    found = differences(result)
-    single = [label for label, item in found.items() if item.interval == "samples"]
-    two = [label for label, item in found.items() if item.seeds == 2]
-    texts = []
-    if single:
-        texts.append(
-            f"One seed only for {join_words(single)}: intervals and p-values come from resampling the test samples, "
-            "and say nothing about how much another seed would change; three or more would tell."
-        )
-    if two:
-        texts.append(f"Two seeds only for {join_words(two)}: three or more would tell how much a seed changes.")
-    if len(found) > 1:
-        texts.append(f"p-values, but not intervals, are corrected for {len(found)} comparisons (Holm).")
-    return texts
-
-
 def _fairness(result: Result) -> list[str]:
-    mismatch = parameter_mismatch(result)
     texts = []
-    if mismatch:
-        shown = [f"{label} {format_number(100 * share, 1, sign=True)}%" for label, share in mismatch.items()]
+    if mismatch := parameter_mismatch(result):
+        shown = [f"{label} {format_share(share)}" for label, share in mismatch.items()]
         texts.append(f"Parameters are not matched to those of {result.baseline}: {join_words(shown)}.")
     order = same_data_order(result)
     if order is False:
         texts.append("The order of the data differs between mechanisms: differences are not due to mixing alone.")
     elif order is None and any(trial.status == "done" for trial in result.trials):
         texts.append("Some runs do not say in which order they saw the data.")
-    changed = _changed_settings([point.setting for point in result.points(LengthPoint) if point.status == "done"])
-    if changed:
+    known = set() if result.covariance is None else set(result.covariance.trials)
+    done = [(trial.mechanism, trial.seed) for trial in result.trials if trial.status == "done"]
+    others = [f"{label} (seed {seed})" for label, seed in done if known and (label, seed) not in known]
+    if others:
+        texts.append(f"Evaluated on other samples than {result.baseline}, and not compared: {join_words(others)}.")
+    return texts
+
+
+def _times(result: Result) -> list[str]:
+    texts = [
+        f"At {format_number(length)} tokens a second copy of {result.baseline} took {format_ratio(1 / ratio.ratio)} "
+        f"the time of the first ({format_span(ratio)}): times there say nothing; measure again on an idle machine."
+        for length, ratio in failed_controls(result).items()
+    ]
+    points = [point for point in result.points(LengthPoint) if point.status == "done"]
+    # at the task's own lengths the batch is that of a training
+    settings = [{key: value for key, value in point.setting.items() if key != "tokens"} for point in points]
+    if changed := _changed_settings(settings):
         texts.append(f"Costs by length were not all measured under one setting ({join_words(changed)} differ).")
     return texts
 
@@ -305,17 +272,14 @@ def _changed_settings(settings: Sequence[dict[str, object]]) -> list[str]:
 def _gaps(result: Result) -> list[str]:
     gaps: dict[tuple[str, str, str], set[int]] = {}
     for point in result.points(LengthPoint):
-        if point.status != "done":
+        if point.status != "done" and not point.control:
             gaps.setdefault((point.mechanism, point.status, point.reason or "no reason given"), set()).add(point.length)
-    return [
+    texts = [
         f"{label} has no costs at {join_words([format_number(length) for length in sorted(lengths)])} tokens "
         f"({status}: {reason})."
         for (label, status, reason), lengths in gaps.items()
     ]
-
-
-def _decoding_gaps(result: Result) -> list[str]:
-    return [
+    return texts + [
         f"Decoding speed of {point.mechanism} was not measured: {point.reason}"
         for point in result.points(DecodingPoint)
         if point.status != "done"

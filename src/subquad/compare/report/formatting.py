@@ -5,7 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from subquad.compare.report.result import Metric
-from subquad.compare.report.statistics import CONFIDENCE, Crossover, Difference, Estimate
+from subquad.compare.report.speed import Crossover
+from subquad.compare.statistics.critical import CONFIDENCE
+from subquad.compare.statistics.scores import Estimate
+from subquad.compare.statistics.times import SpeedRatio
 
 NOTHING = "–"
 """What stands in a table where there is no number."""
@@ -71,10 +74,6 @@ def join_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def format_interval(low: float, high: float, digits: int, sign: bool = False) -> str:
-    return f"{CONFIDENCE:.0%} interval {format_number(low, digits, sign)} to {format_number(high, digits, sign)}"
-
-
 def format_metric(metric: Metric, value: float, sign: bool = False) -> str:
     return f"{format_number(value, digits_of(metric, value), sign)}{metric.unit}"
 
@@ -91,15 +90,26 @@ def format_estimate(metric: Metric, found: Estimate | None) -> str:
     if found is None:
         return "–"
     shown = format_metric(metric, found.mean)
-    if found.low is None or found.high is None:
+    if found.low == found.high:
         return shown
     return f"{shown} ({format_number(found.low, metric.digits)} to {format_number(found.high, metric.digits)})"
 
 
-def format_evidence(metric: Metric, found: Difference) -> str:
-    """What a statement about a difference rests on."""
-    shown = format_interval(found.low, found.high, digits_of(metric, found.mean), sign=True)
-    return f"{shown}, {format_p(found.p)}, {format_seeds(found.seeds)}"
+def format_span(ratio: SpeedRatio) -> str:
+    """The interval of a ratio: "1.7 to 1.9×"."""
+    if ratio.rounds < 2:
+        return "one round"
+    return f"{format_ratio(ratio.low).rstrip('×')} to {format_ratio(ratio.high)}"
+
+
+def format_speed(ratio: SpeedRatio | None) -> str:
+    """For a table: how many times as fast, with its interval."""
+    return NOTHING if ratio is None else f"{format_ratio(ratio.ratio)} ({format_span(ratio)})"
+
+
+def format_share(share: float) -> str:
+    """A relative difference: "+3.3%"."""
+    return f"{format_number(100 * share, 1, sign=True)}%"
 
 
 def format_crossover(found: Crossover | None) -> str:

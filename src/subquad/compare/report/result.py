@@ -4,7 +4,7 @@ The parts are lists that grow while the comparison runs: what is not there yet, 
 
     floors          what simple models reach on the same data
     trials          one training of one mechanism with one seed: scores, learning curve, cost
-    paired          the difference of two trials of the same seed on the same samples
+    covariance      how the scores of trials vary together over the choice of test samples
     epochs          time and memory of one epoch of training
     measurements    what was measured on the machine, by the name of the measurement: lengths, decoding, swap
 """
@@ -17,7 +17,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 
 from subquad.compare import measure
 from subquad.compare.measure.lengths import LengthPoint, Part
-from subquad.compare.records import EpochCost, PairedDifference, Point, Record, Trial
+from subquad.compare.records import EpochCost, Point, Record, SampleCovariance, Trial
 from subquad.files import read_metadata, write_json
 from subquad.tasks.floors import Floor
 
@@ -37,6 +37,8 @@ class Metric(Record):
     unit: str = ""
     digits: int = Field(2, ge=0, description="decimal places that are shown")
     chance_level: float | None = Field(None, description="a score that is no better than this shows no learning")
+    margin: float = Field(0, ge=0, description="a smaller difference makes no practical difference")
+    relative_margin: bool = Field(False, description="whether the margin is a share of the baseline's value")
 
 
 class Mechanism(Record):
@@ -62,10 +64,12 @@ class Result(Record):
     recipe: dict[str, Any] = Field(default_factory=dict)
     environment: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list, description="sentences on what limits the result, for the page")
-    focus_length: int | None = Field(None, description="the length at which costs are stated; null: the longest")
+    task_lengths: list[int] = Field(
+        default_factory=list, description="median and 95th percentile of the task's samples, in tokens"
+    )
     floors: list[Floor] = Field(default_factory=list, description="simple models of the data, to compare with")
     trials: list[Trial] = Field(default_factory=list)
-    paired: list[PairedDifference] = Field(default_factory=list)
+    covariance: SampleCovariance | None = None
     epochs: list[EpochCost] = Field(default_factory=list)
     measurements: dict[str, list[SerializeAsAny[Point]]] = Field(default_factory=dict)
 
@@ -87,11 +91,13 @@ class Result(Record):
     def _labels_are_known(self) -> Self:
         labels = self.labels
         assert len(set(labels)) == len(labels), "labels must differ"
-        for found in (self.trials, self.paired):
-            keys = [(item.mechanism, item.seed) for item in found]
-            assert len(set(keys)) == len(keys), "a mechanism has one trial and one pair for each seed"
-        used = {self.baseline, *(trial.mechanism for trial in self.trials), *(pair.mechanism for pair in self.paired)}
-        used |= {cost.mechanism for cost in self.epochs}
+        keys = [(trial.mechanism, trial.seed) for trial in self.trials]
+        assert len(set(keys)) == len(keys), "a mechanism has one trial for each seed"
+        used = {self.baseline, *(trial.mechanism for trial in self.trials), *(cost.mechanism for cost in self.epochs)}
+        if self.covariance is not None:
+            used |= {label for label, _ in self.covariance.trials}
+            shape = {len(self.covariance.values), *map(len, self.covariance.values)}
+            assert shape == {len(self.covariance.trials)}, "a covariance has a row and a column for each of its trials"
         used |= {point.mechanism for points in self.measurements.values() for point in points}
         assert used <= set(labels), f"no mechanism is labelled {', '.join(sorted(used - set(labels)))}"
         return self
@@ -101,6 +107,11 @@ class Result(Record):
     @property
     def labels(self) -> list[str]:
         return [mechanism.label for mechanism in self.mechanisms]
+
+    @property
+    def competitors(self) -> list[str]:
+        """The labels of the mechanisms, without those of trained floors."""
+        return [mechanism.label for mechanism in self.mechanisms if not mechanism.floor]
 
     def trials_of(self, label: str, status: str = "done") -> list[Trial]:
         return [trial for trial in self.trials if trial.mechanism == label and trial.status == status]
@@ -115,7 +126,11 @@ class Result(Record):
 
     def lengths_of(self, label: str, part: Part) -> dict[int, LengthPoint]:
         """The costs of a mechanism by length, in ascending order."""
-        points = [point for point in self.points(LengthPoint) if point.mechanism == label and point.part == part]
+        points = [
+            point
+            for point in self.points(LengthPoint)
+            if (point.mechanism, point.part, point.control) == (label, part, False)
+        ]
         return {point.length: point for point in sorted(points, key=lambda point: point.length)}
 
     # ------------------------------------------------------------------ reports

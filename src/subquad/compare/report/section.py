@@ -37,7 +37,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """lines: what is shown when the reader points at it. hollow: its mark is not filled."""
+    """lines: what is shown when the reader points at it. hollow: its mark is not filled. dots: the y of single
+    seeds.
+    """
 
     x: float
     y: float
@@ -45,6 +47,7 @@ class PlotPoint:
     low: float | None = None
     high: float | None = None
     hollow: bool = False
+    dots: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ const find = (id) => document.getElementById(id);
 const isShown = (series) => !HIDDEN.has(series.mechanism);
 
 const PLOTS = Object.entries(DATA.plots).map(([id, { controls, views }]) => ({
+  id,
   plot: new Plot(find(id)),
   note: find(`${id}-note`),
   selects: controls.map((control) => find(`${id}-${control.name}`)),
@@ -23,6 +24,29 @@ function drawPlot({ plot, note, selects, views }, width) {
   plot.draw({ ...view, series, front }, width);
   note.textContent = view.note;
   note.hidden = !view.note;
+}
+
+const STYLED = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight", "font-family"];
+
+/* The drawing as a file of its own: what the page's style says is written into its elements. */
+function saveFigure(plot, name) {
+  const copy = plot.svg.cloneNode(true);
+  const drawn = [plot.svg, ...plot.svg.querySelectorAll("*")];
+  [copy, ...copy.querySelectorAll("*")].forEach((one, i) => {
+    const style = getComputedStyle(drawn[i]);
+    for (const property of STYLED) one.setAttribute(property, style.getPropertyValue(property));
+    one.removeAttribute("class");
+  });
+  copy.setAttribute("xmlns", SVG);
+  copy.setAttribute("width", plot.width);
+  copy.setAttribute("height", plot.height);
+  save(new XMLSerializer().serializeToString(copy), "image/svg+xml", `${name}.svg`);
+}
+
+function save(text, type, name) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  element("a", { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
 }
 
 function drawAll(width) {
@@ -60,9 +84,7 @@ function showRawData() {
     find("raw-text").textContent = find("raw").open ? text() : "";
   });
   find("download").addEventListener("click", () => {
-    const url = URL.createObjectURL(new Blob([text()], { type: "application/json" }));
-    element("a", { href: url, download: "comparison.json" }).click();
-    URL.revokeObjectURL(url);
+    save(text(), "application/json", "comparison.json");
   });
 }
 
@@ -71,6 +93,7 @@ function start() {
   find("legend").append(...DATA.labels.map(legendButton));
   for (const one of PLOTS) {
     for (const select of one.selects) select.addEventListener("change", () => drawPlot(one));
+    find(`${one.id}-save`).addEventListener("click", () => saveFigure(one.plot, one.id));
   }
   for (const row of document.querySelectorAll("tr[data-label]")) {
     if (row.dataset.label in STYLE) row.cells[0].prepend(sample(STYLE[row.dataset.label]));

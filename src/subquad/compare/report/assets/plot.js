@@ -2,7 +2,7 @@
 
    spec = {
      label, x: axis, y: axis,              axis = {name, unit, log, ticks, from_zero}
-     series: [{name, style, points: [{x, y, low, high, lines, hollow}], joined, failed, band, last_mark_only}],
+     series: [{name, style, points: [{x, y, low, high, lines, hollow, dots}], joined, failed, band, last_mark_only}],
                                            last_mark_only: the other points have none; failed: it ends in a cross
      front: [[x, y], ...],                 a dashed line, or none
      names: "end" (beside the last point) or "point" (beside every first point)
@@ -128,7 +128,8 @@ class Plot {
     const right = this.named && names === "end" ? Math.min(190, 26 + LETTER * longest) : 16;
     this.box = { left: 16, right: this.width - right, top: 34, bottom: this.height - 48 };
     const ends = this.spec.lines.flatMap((line) => [line.y, line.end ?? line.y]);
-    const heights = [...points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y]), ...ends];
+    const drawn = points.flatMap((point) => [point.y, point.low ?? point.y, point.high ?? point.y, ...point.dots]);
+    const heights = [...drawn, ...ends];
     const rows = Math.floor((this.box.bottom - this.box.top) / 45);
     this.y = scale(heights, this.box.bottom, this.box.top, y, rows);
     const widest = Math.max(...this.y.ticks.map((tick) => formatted(tick, y.unit).length));
@@ -197,6 +198,7 @@ class Plot {
         const ends = { y1: this.y.at(point.low), y2: this.y.at(point.high) };
         group.append(node("line", { class: "whisker", x1: x, x2: x, ...ends }));
       }
+      for (const dot of point.dots) group.append(node("circle", { class: "dot", cx: x, cy: this.y.at(dot), r: 2.2 }));
       const isLast = i === series.points.length - 1;
       if (!series.failed && (isLast || !series.last_mark_only)) group.append(mark(series.style, x, y, point.hollow));
       if (series.failed && isLast) {

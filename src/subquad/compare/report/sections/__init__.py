@@ -3,11 +3,14 @@
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import Section, Table
 from subquad.compare.report.sections import (
+    by_time,
+    cite,
     conclusions,
     environment,
     epochs,
     lengths,
     mechanisms,
+    pairs,
     pareto,
     raw,
     recipe,
@@ -23,7 +26,10 @@ SECTIONS: tuple[Section, ...] = (
     lengths.SECTION,
     trials.SECTION,
     swap.SECTION,
+    pairs.SECTION,
+    by_time.SECTION,
     epochs.SECTION,
+    cite.SECTION,
     environment.SECTION,
     recipe.SECTION,
     raw.SECTION,

@@ -15,7 +15,7 @@ from subquad.compare.report.section import (
     View,
     states_of,
 )
-from subquad.compare.report.statistics import shown_part
+from subquad.compare.report.speed import shown_part
 
 COSTS = {
     "training": ("training time of a batch", "ms"),
@@ -53,7 +53,7 @@ def _plot(result: Result, points: list[LengthPoint]) -> Plot | None:
 
 def _view(result: Result, key: str, part: Part) -> View:
     name, unit = COSTS[key]
-    known = {label: list(result.lengths_of(label, part).values()) for label in result.labels}
+    known = {label: list(result.lengths_of(label, part).values()) for label in result.competitors}
     known = {label: [point for point in points if getattr(point, key) is not None] for label, points in known.items()}
     lengths = sorted({point.length for points in known.values() for point in points})
     return View(
@@ -76,22 +76,34 @@ def _point(point: LengthPoint, key: str, unit: str) -> PlotPoint:
         lines[0] = format_quantity(value, unit)
         return PlotPoint(point.length, value, lines)
     low, high = format_quantity(value.low, unit), format_quantity(value.high, unit)
-    lines[0] = f"{format_quantity(value.median, unit)} ({low} to {high}, {value.repeats} repeats)"
+    lines[0] = f"{format_quantity(value.median, unit)} ({low} to {high}, {len(value.rounds)} rounds)"
     return PlotPoint(point.length, value.median, lines, value.low, value.high)
 
 
 def _note(result: Result, part: Part) -> str:
     points = [point for point in result.points(LengthPoint) if point.part == part]
-    budgets = {point.batch * point.length for point in points}
-    texts = ["Both axes are logarithmic. Bars are quartiles of the repeats."]
+    texts = ["Both axes are logarithmic. Bars are quartiles of the rounds.", *_own_lengths(result)]
+    budgets = {point.batch * point.length for point in points if point.length not in result.task_lengths}
     if len(budgets) == 1:
-        texts.append(f"Every batch holds {format_number(budgets.pop())} tokens, whatever the length.")
+        texts.append(f"At the other lengths every batch holds about {format_number(budgets.pop())} tokens.")
     texts += [
         f"{point.mechanism} at {format_number(point.length)} tokens: {point.status}, {point.reason}."
         for point in points
         if point.status != "done"
     ]
     return " ".join(texts)
+
+
+def _own_lengths(result: Result) -> list[str]:
+    """The lengths of the task, which are the only ones at which quality is known."""
+    if not result.task_lengths:
+        return []
+    middle, *longer = [format_number(length) for length in result.task_lengths]
+    own = f"median {middle}, 95th percentile {longer[0]}" if longer else middle
+    return [
+        f"The task's own samples have {own} tokens, with batches as in training. Elsewhere: cost only, quality was "
+        "not measured there."
+    ]
 
 
 # ---------------------------------------------------------------------- table
@@ -102,7 +114,7 @@ def lengths_table(points: list[LengthPoint]) -> Table:
     headers += ["inference memory", "GFLOPs", "setting", "state"]
     rows = [
         [
-            point.mechanism,
+            f"{point.mechanism} (control)" if point.control else point.mechanism,
             point.part,
             format_number(point.length),
             format_number(point.batch),

@@ -1,25 +1,22 @@
 """Quality against cost, for every way to count costs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from subquad.compare.measure.costs import PASSES
+from subquad.compare.report.fairness import TrialNumber, trial_mean
 from subquad.compare.report.formatting import format_number, format_quantity, format_seeds
+from subquad.compare.report.quality import quality
 from subquad.compare.report.result import Result
-from subquad.compare.report.section import Axis, Content, Control, Plot, PlotPoint, Section, Series, View
-from subquad.compare.report.statistics import (
-    Estimate,
-    TrialNumber,
-    pareto,
-    quality,
-    shown_length,
-    shown_part,
-    timing,
-    trial_mean,
-)
+from subquad.compare.report.section import Axis, Content, Control, Plot, PlotPoint, ReferenceLine, Section, Series, View
+from subquad.compare.report.speed import shown_part, task_length, timing
+from subquad.compare.statistics.scores import Estimate
 
 NOTE = (
-    "Filled marks are on the Pareto line: no other mechanism is both cheaper and better. Bars are 95% intervals; marks "
-    "whose bars overlap may change places in another run."
+    "Filled marks are on the Pareto line: no other mechanism is both cheaper and better. Dots are single seeds. Bars "
+    "are 95% intervals of the mean; marks whose bars overlap may change places in another run. Lines are floors. "
+    "Times and memory are at the length of the task's own samples, where quality was measured."
 )
 
 
@@ -50,6 +47,7 @@ def _view(result: Result, axis: CostAxis) -> View:
         series=[Series(label, label, [_point(result, axis, label)], joined=False) for label in axis.values],
         front=axis.front,
         names="point",
+        lines=floor_lines(result),
     )
 
 
@@ -62,12 +60,23 @@ def _point(result: Result, axis: CostAxis, label: str) -> PlotPoint:
         f"{_interval(estimate, metric.digits)}, {format_seeds(estimate.seeds)}",
     ]
     hollow = label not in axis.front
-    return PlotPoint(axis.values[label], estimate.mean, lines, estimate.low, estimate.high, hollow)
+    name = metric.name
+    seeds = [trial.scores[name].value for trial in result.trials_of(label) if name in trial.scores]
+    dots = seeds if len(seeds) > 1 else []
+    return PlotPoint(axis.values[label], estimate.mean, lines, estimate.low, estimate.high, hollow, dots)
+
+
+def floor_lines(result: Result) -> list[ReferenceLine]:
+    """What simple models and a model without mixing reach."""
+    trained = [mechanism.label for mechanism in result.mechanisms if mechanism.floor]
+    means = {label: estimate.mean for label in trained if (estimate := quality(result, label)) is not None}
+    return [
+        *(ReferenceLine(floor.name, floor.value) for floor in result.floors),
+        *(ReferenceLine(*item) for item in means.items()),
+    ]
 
 
 def _interval(estimate: Estimate, digits: int) -> str:
-    if estimate.low is None or estimate.high is None:
-        return "no interval"
     return f"95% interval {format_number(estimate.low, digits)} to {format_number(estimate.high, digits)}"
 
 
@@ -78,9 +87,9 @@ def cost_axes(result: Result) -> list[CostAxis]:
     """The costs that two mechanisms or more have a number for, the most important first."""
     candidates: list[tuple[str, str, dict[str, float | None]]] = []
     part = shown_part(result)
-    length = shown_length(result, part)
+    length = task_length(result)
     if length is not None:
-        points = {label: result.lengths_of(label, part).get(length) for label in result.labels}
+        points = {label: result.lengths_of(label, part).get(length) for label in result.competitors}
         done = {label: point for label, point in points.items() if point is not None and point.status == "done"}
         at = f"at {format_number(length)} tokens"
         for kind in reversed(PASSES):
@@ -95,12 +104,12 @@ def cost_axes(result: Result) -> list[CostAxis]:
         ("parameters", "", "parameters"),
     )
     for name, unit, field in of_trials:
-        candidates.append((name, unit, {label: trial_mean(result, label, field) for label in result.labels}))
+        candidates.append((name, unit, {label: trial_mean(result, label, field) for label in result.competitors}))
     return [axis for name, unit, values in candidates if (axis := _axis(result, name, unit, values)) is not None]
 
 
 def _axis(result: Result, name: str, unit: str, values: dict[str, float | None]) -> CostAxis | None:
-    scores = {label: quality(result, label) for label in result.labels}
+    scores = {label: quality(result, label) for label in result.competitors}
     points = {
         label: (float(value), score.mean)
         for label, value in values.items()
@@ -110,6 +119,18 @@ def _axis(result: Result, name: str, unit: str, values: dict[str, float | None])
         return None
     costs = {label: cost for label, (cost, _) in points.items()}
     return CostAxis(name, unit, costs, pareto(points, result.metric.better))
+
+
+def pareto(points: Mapping[str, tuple[float, float]], better: Literal["higher", "lower"]) -> list[str]:
+    """Labels of the (cost, quality) that no other point beats in one without losing in the other; cheapest first."""
+    sign = 1 if better == "higher" else -1
+    gains = {label: (-cost, sign * value) for label, (cost, value) in points.items()}
+    beaten = {
+        label
+        for label, (saving, value) in gains.items()
+        if any(s >= saving and v >= value and (s, v) != (saving, value) for s, v in gains.values())
+    }
+    return sorted(points.keys() - beaten, key=lambda label: points[label])
 
 
 SECTION = Section("pareto", "Quality against cost", "plots", content)

@@ -27,6 +27,7 @@ from subquad.compare.report.section import (
     View,
     states_of,
 )
+from subquad.compare.report.sections.pareto import floor_lines
 
 Value = Literal["value", "loss"]
 By = Literal["update", "seconds"]
@@ -74,6 +75,7 @@ def _view(result: Result, value: Value, by: By) -> View:
         x=Axis("updates →" if by == "update" else "minutes of training →", from_zero=True),
         y=Axis(f"{name} on validation data", unit),
         series=series,
+        lines=floor_lines(result) if value == "value" else [],
     )
 
 

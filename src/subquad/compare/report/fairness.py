@@ -1,0 +1,41 @@
+"""Whether the mechanisms of a result were compared under the same conditions, and what their trials took."""
+
+import statistics
+from typing import Literal
+
+from subquad.compare.report.result import Result
+
+PARAMETER_TOLERANCE = 0.02
+"""Models whose numbers of parameters differ by less than this share count as matched."""
+TrialNumber = Literal["parameters", "training_seconds", "tokens_per_second", "peak_bytes"]
+
+
+def trial_mean(result: Result, label: str, field: TrialNumber) -> float | None:
+    """Mean over the finished runs that know the number."""
+    values = [value for trial in result.trials_of(label) if (value := getattr(trial, field)) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def parameters(result: Result, label: str) -> int | None:
+    return next((trial.parameters for trial in result.trials_of(label) if trial.parameters is not None), None)
+
+
+def parameter_mismatch(result: Result) -> dict[str, float]:
+    """Relative difference to the baseline, of the mechanisms whose models are not matched to it."""
+    base = parameters(result, result.baseline)
+    if not base:
+        return {}
+    counts = {label: parameters(result, label) for label in result.competitors}
+    shares = {label: count / base - 1 for label, count in counts.items() if count is not None}
+    return {label: share for label, share in shares.items() if abs(share) > PARAMETER_TOLERANCE}
+
+
+def same_data_order(result: Result) -> bool | None:
+    """Whether all runs of a seed saw the same batches in the same order; None where a run does not say."""
+    done = [trial for trial in result.trials if trial.status == "done"]
+    if not done or any(trial.data_order is None for trial in done):
+        return None
+    orders: dict[int, set[str | None]] = {}
+    for trial in done:
+        orders.setdefault(trial.seed, set()).add(trial.data_order)
+    return all(len(found) == 1 for found in orders.values())
