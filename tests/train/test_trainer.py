@@ -20,7 +20,7 @@ from subquad.train.distributed import ALONE, Workers, validate
 from subquad.train.metrics_log import read_metrics
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.progress import TrainingProgress
-from subquad.train.recipe import Recipe
+from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import build_task, differences, locked, open_run
 from subquad.train.trainer import Trainer
 
@@ -139,19 +139,20 @@ def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:
 
 
 def test_every_generator_follows_the_seed_and_the_process(tmp_path: Path) -> None:
-    """A mechanism or augmentation of a user's may draw from numpy or Python."""
+    """Not the mechanism, whatever its weights have drawn; one of a user's may draw from numpy or Python."""
 
-    def draws(seed: int, rank: int) -> tuple[float, ...]:
+    def draws(seed: int, rank: int, mixer: str = "softmax") -> tuple[float, ...]:
         given = recipe("image-classification", updates=1, accumulate=2, seed=seed)
+        given = read_recipe(given, [f"model.encoder.mixer={mixer}"])
         task = build_task(given, tmp_path / "data")
         random.seed(rank)
         np.random.seed(rank)
         workers = Workers(rank, 1)  # no other process is needed to see what this one draws
-        trainer(given, tmp_path / f"{seed}-{rank}", task, workers)
+        trainer(given, tmp_path / f"{seed}-{rank}-{mixer}", task, workers)
         return random.random(), float(np.random.rand()), float(torch.rand(()))
 
     first = draws(1, 0)
-    assert draws(1, 0) == first
+    assert draws(1, 0) == draws(1, 0, "performer") == first
     for other in (draws(2, 0), draws(1, 1)):
         assert all(ours != theirs for ours, theirs in zip(first, other, strict=True))
 

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from subquad.data.batches import Batch, BatchPlan, Cursor, batch_seed, prefetch, to_device
 from subquad.files import wrap_corrupt_data_errors
-from subquad.models import Model, build_from_config
+from subquad.models import Model
 from subquad.models.base import compile_blocks
+from subquad.models.seeded import build_seeded
 from subquad.models.storage import load_weights
 from subquad.nn.stack import Stack
 from subquad.processes import StopRequest, stop_requests
@@ -199,7 +200,8 @@ class Trainer:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config = recipe.train
         seed_all(config.seed)
-        self.model: Model = build_from_config(recipe.model_data(task.data_dependent_model_config())).to(self.device)
+        options = recipe.model_data(task.data_dependent_model_config())
+        self.model: Model = build_seeded(options, config.seed).to(self.device)
         if config.compile:
             compile_blocks(self.model)
         for module in self.model.modules():
@@ -222,8 +224,7 @@ class Trainer:
         self.metrics: dict[str, float] = {}
         self.log = MetricsLog(run / "metrics.jsonl") if workers.is_rank_zero else None
         self.started = time.monotonic()
-        if not workers.is_rank_zero:  # the same weights, but draws of its own
-            seed_all(config.seed + SEEDS_APART * workers.rank)
+        seed_all(config.seed + SEEDS_APART * workers.rank)  # every process has the same weights, but draws of its own
 
     # ------------------------------------------------------------------ the run
 
