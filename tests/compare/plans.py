@@ -24,7 +24,7 @@ PYRAMID = recipe(
 TEXT = {"preset": "lm_small", "dim": 16, "decoder": STACK, "embedding": {"positions": "learned", "max_length": 8}}
 
 
-def make_plan(given: Recipe, mixers: list[str], **more: Any) -> Plan:
-    variants = build_variants(given, mixers, {}, "softmax")
+def make_plan(given: Recipe, mixers: list[str], settings: dict[str, dict[str, Any]] | None = None, **more: Any) -> Plan:
+    variants = build_variants(given, mixers, settings or {}, "softmax")
     options = {"seeds": (1, 2), "split": "test", "data_dependent_model_config": {}, **more}
     return Plan(recipe=given.model_dump(mode="json"), variants=tuple(variants), **options)

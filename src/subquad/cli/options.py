@@ -56,7 +56,7 @@ def parse_mechanisms(text: str) -> list[str]:
 
 
 def parse_mixer_options(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """["eva.window=64"] -> {"eva": {"window": 64}}; values are read as YAML scalars."""
+    """["eva.window=64", "eva.schedule.lr=1e-3"] -> {"eva": {"window": 64, "schedule.lr": 1e-3}}; values are YAML."""
     from subquad.files import parse_yaml
 
     options: dict[str, dict[str, Any]] = {}

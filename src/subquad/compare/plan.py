@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from subquad.compare.statistics.times import LOOKS
-from subquad.compare.variants import FinishedRun, Variant
+from subquad.compare.variants import FinishedRun, Variant, variant_recipe
 from subquad.config import Options
 from subquad.files import digest, read_metadata, write_json
 from subquad.tasks import Task, task_class
@@ -68,8 +68,8 @@ class Plan(Options):
         return next(variant for variant in self.variants if variant.label == label)
 
     def variant_recipe(self, label: str) -> Recipe:
-        """The recipe with a mechanism in its model."""
-        return Recipe.parse(label, {**self.recipe, "model": self.variant(label).model})
+        """The recipe with a mechanism in its model, and with what is set for this mechanism."""
+        return Recipe.parse(label, variant_recipe(self.recipe, self.variant(label)))
 
     def trials(self) -> list[TrialName]:
         """All trainings, seed by seed, so that the mechanisms can be compared as early as possible."""
@@ -82,8 +82,8 @@ class Plan(Options):
 
     def trial_recipe(self, trial: TrialName) -> dict[str, Any]:
         """The complete recipe of a trial."""
-        train = {**self.recipe["train"], "seed": trial.seed}
-        return {**self.recipe, "model": self.variant(trial.label).model, "train": train}
+        recipe = variant_recipe(self.recipe, self.variant(trial.label))
+        return {**recipe, "train": {**recipe["train"], "seed": trial.seed}}
 
     def trial_key(self, trial: TrialName) -> str:
         """A checksum of what the numbers of a trial depend on."""

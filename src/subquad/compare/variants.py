@@ -1,9 +1,10 @@
-"""Model variants: the recipe's model with one mechanism after the other in it.
+"""Model variants: the recipe's model with one mechanism after the other in it, or with a pattern of several.
 
 A mechanism replaces the recipe's own in every stack that it can be used in. In the others (such as a decoder, if it
 cannot be causal) it is the baseline's mechanism that is used, so that the two models differ in nothing else. Where the
 recipe names the same mechanism, its options there are kept, and the options that the comparison was given are put over
 them. Cross-attention is not replaced, nor is the last stage of a pyramid, which has softmax attention in the originals.
+What the comparison was told to change in the recipe of one mechanism (`settings`) comes last.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 from pydantic import Field
 
+from subquad.compare.settings import change_recipe, split_settings
 from subquad.config import Options, nearest
 from subquad.mixers import Mixer, mixer_class
 from subquad.models import MODELS, Model
@@ -33,9 +35,12 @@ class Variant(Options):
     """The model with one mechanism in it."""
 
     label: str = Field(description="what it is called everywhere")
-    mixer: str = Field(description="the mechanism")
+    mixer: str = Field(description="the mechanism, or a pattern such as softmax*5,primal")
     options: dict[str, Any] = Field(default_factory=dict, description="given over its own defaults or the recipe's")
-    model: dict[str, Any] = Field(description="the recipe's section `model` with it")
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="changes to the recipe, by dotted names such as schedule.lr"
+    )
+    model: dict[str, Any] = Field(description="the recipe's section `model` with it, and with the settings of `model`")
     remarks: tuple[str, ...] = Field((), description="where it is not used, and why")
     trained: bool = Field(True, description="false: only finished runs of it are used")
 
@@ -59,10 +64,13 @@ class FinishedRun(Options):
 
 
 def build_variants(
-    recipe: Recipe, mixers: Sequence[str], settings: Mapping[str, Mapping[str, Any]], baseline: str
+    recipe: Recipe, mixers: Sequence[str], given: Mapping[str, Mapping[str, Any]], baseline: str
 ) -> list[Variant]:
-    """The variants of names such as `eva` or `narrow=eva`, the baseline first. settings: options by label."""
-    pairs = [(left, right or left) for left, _, right in (word.partition("=") for word in mixers)]
+    """The variants of names such as `eva` or `narrow=eva` and patterns such as `hybrid=softmax*5,primal`.
+
+    The baseline comes first. given: options of mechanisms and changes to their recipes, by label; see `split_settings`.
+    """
+    pairs = [_parse_label(word) for word in mixers]
     if baseline not in [label for label, _ in pairs]:
         pairs.insert(0, (baseline, baseline))
     pairs.sort(key=lambda pair: pair[0] != baseline)
@@ -70,33 +78,60 @@ def build_variants(
     for label in labels:
         if labels.count(label) > 1:
             raise ValueError(f"{label} is there {labels.count(label)} times; give labels, such as narrow=eva,wide=eva")
-    for label in settings:
+    for label in given:
         if label not in labels:
             raise ValueError(f"an option of {label} is set, but nothing is called so{nearest(label, labels)}")
     (_, mixer), *others = pairs
-    first = build_variant(recipe, baseline, mixer, settings.get(baseline, {}), recipe.model)
-    return [first, *(build_variant(recipe, *pair, settings.get(pair[0], {}), first.model) for pair in others)]
+    first = build_variant(recipe, baseline, mixer, given.get(baseline, {}), recipe.model)
+    return [first, *(build_variant(recipe, *pair, given.get(pair[0], {}), first.model) for pair in others)]
+
+
+def _parse_label(word: str) -> tuple[str, str]:
+    """`narrow=eva` -> narrow, eva. A pattern is no name for files and tables, so it needs a label."""
+    label, _, mixer = word.partition("=")
+    if "," in label or "*" in label:
+        raise ValueError(
+            f"{word!r} is a pattern of mechanisms; give it a label, and a --mixers of its own: 'hybrid=softmax*5,primal'"
+        )
+    return label, mixer or label
 
 
 def build_variant(
-    recipe: Recipe, label: str, mixer: str, options: Mapping[str, Any], elsewhere: Mapping[str, Any]
+    recipe: Recipe, label: str, mixer: str, given: Mapping[str, Any], elsewhere: Mapping[str, Any]
 ) -> Variant:
-    """The recipe's model with a mechanism; options that are wrong are refused by name.
+    """The recipe's model with a mechanism or a pattern; options and settings that are wrong are refused by name.
 
     elsewhere: the section `model` whose mixers are used where this mechanism cannot be.
     """
-    if mixer == RECIPE_MODEL:
-        if options:
-            raise ValueError(f"{label}: the recipe's own model takes no options here; change the recipe")
-        return Variant(label=label, mixer=RECIPE_MODEL, model=recipe.model)
-    capabilities = mixer_class(mixer).capabilities
+    options, settings = split_settings(label, given)
+    if mixer != RECIPE_MODEL:
+        model, remarks = _replace_mixers(recipe, label, mixer, options, elsewhere)
+    elif options:
+        raise ValueError(f"{label}: the recipe's own model takes no options here; change the recipe")
+    else:
+        model, remarks = recipe.model, []
+    content = {**recipe.model_dump(mode="json"), "model": model}
+    model = Recipe.parse(label, change_recipe(content, settings)).model
+    return Variant(label=label, mixer=mixer, options=options, settings=settings, model=model, remarks=tuple(remarks))
+
+
+def variant_recipe(recipe: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
+    """The content of a complete recipe with a mechanism in its model, and with what is set for this mechanism."""
+    return change_recipe({**recipe, "model": variant.model}, variant.settings)
+
+
+def _replace_mixers(
+    recipe: Recipe, label: str, mixer: str, options: Mapping[str, Any], elsewhere: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The section `model` with a mechanism wherever it can be used, and remarks on where it cannot."""
+    capabilities = [mixer_class(name).capabilities for name in MixerChoice(name=mixer).mechanisms]
     resolved = recipe.model_data({})
     others = recipe.model_copy(update={"model": dict(elsewhere)}).model_data({})
-    model, remarks, is_used = dict(recipe.model), [], False
+    model, remarks, is_used = dict(recipe.model), list[str](), False
     for name, decided in MODELS[resolved["kind"]].Config.stacks.items():
         choice = _replace_mixer(resolved[name], mixer, options)
         form = "causal" if decided.get("causal") else "bidirectional"
-        if not getattr(capabilities, form):
+        if not all(getattr(each, form) for each in capabilities):
             other = _mixer_choice(others[name])
             cannot = {"causal": "cannot be causal", "bidirectional": "is causal only"}[form]
             remarks.append(f"{label} {cannot}: the {name} has {other.name}")
@@ -112,8 +147,7 @@ def build_variant(
         is_used = bool(first)
     if not is_used:
         raise ValueError(f"{mixer} can be used nowhere in this model; leave it out ({'; '.join(remarks)})")
-    Recipe.parse(label, {**recipe.model_dump(mode="json"), "model": model})
-    return Variant(label=label, mixer=mixer, options=dict(options), model=model, remarks=tuple(remarks))
+    return model, remarks
 
 
 def add_floor(recipe: Recipe, variants: Sequence[Variant]) -> list[Variant]:
@@ -129,7 +163,8 @@ def _mixer_choice(stack: Mapping[str, Any]) -> MixerChoice:
 
 def _replace_mixer(stack: Mapping[str, Any], mixer: str, options: Mapping[str, Any]) -> dict[str, Any]:
     own = _mixer_choice(stack)
-    return {"name": mixer, **(own.options if own.name == mixer else {}), **options}
+    kept = own.name == mixer or own.name in MixerChoice(name=mixer).mechanisms
+    return {"name": mixer, **(own.options if kept else {}), **options}
 
 
 # ---------------------------------------------------------------------- finished runs
@@ -145,14 +180,15 @@ def add_finished_runs(
         label, _, folder = word.rpartition("=")
         theirs = read_recipe(Path(folder) / RECIPE)
         label = label or _mixer_name(theirs)
-        changed = _changed_fields(recipe, theirs, folder)
+        content = recipe.model_dump(mode="json")
+        ours = Recipe.parse(label, variant_recipe(content, known[label]) if label in known else content)
+        changed = _changed_fields(ours, theirs, folder)
         if label not in known:
             remarks = (f"{label} is a finished run, whose recipe differs in {', '.join(changed)}",) if changed else ()
             mixer = _mixer_name(theirs)
             known[label] = Variant(label=label, mixer=mixer, model=theirs.model, remarks=remarks, trained=False)
         else:
-            ours = recipe.model_copy(update={"model": known[label].model}).model_data({})
-            if changed := [*changed, *differences(ours, theirs.model_data({}), "model.")]:
+            if changed := [*changed, *differences(ours.model_data({}), theirs.model_data({}), "model.")]:
                 raise ValueError(
                     f"{folder} is not what {label} would be ({', '.join(changed)} differ): give it a label of its own, "
                     f"such as own={folder}"

@@ -58,6 +58,11 @@ class MixerChoice(BaseModel):
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
+    @property
+    def mechanisms(self) -> list[str]:
+        """The mechanisms that the pattern names, each once."""
+        return list(dict.fromkeys(part.partition("*")[0].strip() for part in self.name.split(",")))
+
     def names(self, layers: int) -> list[str]:
         """Returns the mechanism of each layer."""
         names: list[str] = []
@@ -102,8 +107,7 @@ def mixer_names(config: Any) -> set[str]:
         return set()
     found = {name for key, part in config.items() if key not in ("mixer", "cross") for name in mixer_names(part)}
     for choice in (config[key] for key in ("mixer", "cross") if config.get(key) is not None):
-        pattern = MixerChoice.model_validate(choice).name
-        found |= {part.partition("*")[0].strip() for part in pattern.split(",")}
+        found |= set(MixerChoice.model_validate(choice).mechanisms)
     return found
 
 

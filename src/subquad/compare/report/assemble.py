@@ -37,7 +37,8 @@ def assemble(context: Context, title: str, command: str) -> Result:
         metric=_metric(plan, records, context.margin),
         baseline=context.baseline,
         mechanisms=[
-            Mechanism(label=v.label, mixer=v.mixer, options=v.options, floor=v.is_floor) for v in plan.variants
+            Mechanism(label=v.label, mixer=v.mixer, options={**v.options, **v.settings}, floor=v.is_floor)
+            for v in plan.variants
         ],
         recipe=plan.recipe,
         environment={"subquad": subquad.__version__, **environment(device)},
