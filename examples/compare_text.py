@@ -1,7 +1,7 @@
 """Compares mechanisms on your own text: which one models it best, and what each costs by length.
 
     python examples/compare_text.py my.txt
-    python examples/compare_text.py my.txt --mixers softmax,lightconv,eva,primal --updates 2000 --seeds 3
+    python examples/compare_text.py my.txt --mixers softmax,lightconv,eva,primal --updates 2000 --seeds 5
 
 The lines of the file are dealt out: every tenth to validation, every tenth to the test, the others to training. A small
 language model is then trained with each mechanism by `subquad.compare`. The conclusions are printed, and
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="a text file")
     parser.add_argument("--mixers", default="softmax,lightconv,eva", help="causal mechanisms, see `subquad info`")
     parser.add_argument("--updates", type=int, help="of each training (default: 500, fewer for a short text)")
-    parser.add_argument("--seeds", type=int, default=1, help="how many (default: 1); several tell luck from difference")
+    parser.add_argument("--seeds", type=int, default=3, help="how many (default: 3); one tells no luck from difference")
     parser.add_argument("--lengths", default="256,1024", help='to measure costs at (default: 256,1024; "": none)')
     parser.add_argument("--out", type=Path, default=Path("runs/my-text"))
     given = parser.parse_args()

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from subquad.compare import Comparison, Result
-from subquad.compare.comparison import LENGTHS, MAX_SECONDS, TOKENS
+from subquad.compare.comparison import LENGTHS, MAX_SECONDS, SEEDS, TOKENS
+from subquad.compare.matching import Match
 from subquad.compare.statistics.times import LOOKS
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.classify import ClassProbabilities, ImageClassifier
@@ -350,7 +351,8 @@ def compare(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     runs: Sequence[str] = (),
     baseline: str = "softmax",
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] = SEEDS,
+    match: Match = "parameters",
     split: str | None = None,
     lengths: Sequence[int] = LENGTHS,
     tokens: int = TOKENS,
@@ -366,9 +368,12 @@ def compare(
     """Compares mechanisms in the model of a recipe: quality, and cost by length. Goes on where it was interrupted.
 
     recipe, sections: as for `train`. out: the folder of the comparison, by default runs/compare-NAME for the recipe
-    NAME.yaml; it gets result.json and report.html, a page that opens offline. mixers: names of mechanisms, or
-    "label=name". options: of mechanisms by label, such as {"eva": {"window": 64}}. runs: finished runs to take instead
-    of training, as "folder" or "label=folder". baseline: what the others are compared with. seeds: how many, or which.
+    NAME.yaml; it gets result.json and report.html, a page that opens offline. mixers: names of mechanisms,
+    "label=name", or patterns of layers such as "hybrid=softmax*5,primal". options: what is set for one mechanism, by
+    label: its options, and changes to the sections model, optim, schedule and train of its recipe, such as
+    {"eva": {"window": 64, "schedule": {"lr": 1e-3}}}. runs: finished runs to take instead of training, as "folder" or
+    "label=folder". baseline: what the others are compared with. seeds: how many, or which. match: "parameters" makes
+    feed-forward networks as wide as it takes to have as many parameters as the baseline, "none" leaves their widths.
     split: what quality is measured on. lengths: at which costs are measured besides the task's own, with batches of
     `tokens` tokens; a mechanism whose pass took longer than `max_seconds` is not tried at longer ones. rounds: after
     how many rounds times are looked at. margin: a difference in quality that makes no practical difference, such as 0.5
@@ -392,6 +397,7 @@ def compare(
         runs=runs,
         baseline=baseline,
         seeds=seeds,
+        match=match,
         split=split,
         lengths=lengths,
         tokens=tokens,

@@ -25,11 +25,12 @@ pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 ROOT = Path(__file__).parents[2]
 DIGITS = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=2", "schedule.warmup_updates=1"]
 MIXERS = ["--mixers", "eva,linformer", "--set", "linformer.max_length=4"]  # images of 16 patches are longer than that
-MEASURED = ["--lengths", "16,64", "--tokens", "64", "--rounds", "1", "--seeds", "1"]
+MEASURED = ["--lengths", "16,64", "--tokens", "64", "--rounds", "1"]
+ONE_SEED = ["--seeds", "1"]
 
 
 def compared(out: Path, *more: str, mixers: list[str] = MIXERS, measured: list[str] = MEASURED) -> int:
-    return command(["compare", *DIGITS, *mixers, *measured, "--out", str(out), *more])
+    return command(["compare", *DIGITS, *mixers, *measured, *ONE_SEED, "--out", str(out), *more])
 
 
 @pytest.fixture(scope="module")
@@ -153,17 +154,21 @@ def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "eva.window=4"], r"eva.options.window, eva.model.encoder.mixer.window differ"),
+        (["--set", "eva.window=4"], "holds another comparison (eva.options.window, "),
         (["train.updates=3"], "recipe.train.updates differ"),
+        (["--set", "eva.schedule.lr=1e-2"], "eva.settings.schedule.lr differ"),
+        (["--set", "eva.schedule.rl=1e-2"], "eva: schedule has no option 'rl'"),
+        (["--match", "none"], "match differ"),
+        (["--match", "parameter"], "--match parameter: choose parameters or none; did you mean 'parameters'?"),
+        (["--mixers", "hybrid=softmax*5,primal"], "mixer pattern 'softmax*5,primal' has 6 layers; the stack has 2"),
         (["--tokens", "128"], "tokens differ"),
         (["--split", "valid"], "split differ"),
         (["--split", "tset"], "no split 'tset'; did you mean 'test'?"),
-        (["--mixers", "linformer,evva"], "no mechanism is called 'evva'; did you mean 'eva'?"),
-        (["--mixers", "eva,eva"], "eva is there 2 times; give labels"),
+        (["--mixers", "evva"], "no mechanism is called 'evva'; did you mean 'eva'?"),
+        (["--mixers", "eva"], "eva is there 2 times; give labels"),
         (["--set", "lara.landmarks=3"], "an option of lara is set, but nothing is called so"),
         (["--shard", "3/2"], "write K/N with K from 1 to N"),
         (["--seeds", "0"], "give how many (3), or which (1,2,3)"),
-        (["--mixers", ""], "say what to compare"),
         (["--lengths", "16,many"], "'many' is not a whole number"),
         (["--lengths", "128"], "a batch of 64 tokens holds no sequence of 128"),
         (
@@ -181,6 +186,24 @@ def test_other_comparisons_and_mistakes_are_refused(
     assert message in error
     assert error.count("\n") == 1
     assert (finished / "comparison.json").read_bytes() == before
+
+
+def test_a_dry_run_shows_the_plan_and_computes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    words = ["--mixers", "lightconv", "--mixers", "hybrid=eva*1,softmax", "--set", "eva.schedule.lr=1e-2"]
+    assert command(["compare", *DIGITS, "--mixers", "eva", *words, "--out", str(out), "--dry-run"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows[2:6]] == [
+        ["softmax", "softmax"],
+        ["eva", "eva"],
+        ["lightconv", "lightconv"],
+        ["hybrid", "eva*1,softmax"],
+    ]
+    assert "schedule.lr=0.01" in rows[3]
+    assert rows[4][3].startswith("model.encoder.ffn_dim="), "as many parameters as softmax has"
+    assert rows[2][-3:] == ["1,", "2,", "3"], "three seeds by default"
+    assert rows[7][:2] == ["12", "trainings."]
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------- pieces
@@ -259,7 +282,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, capsys: pytest.Ca
 def test_an_interrupted_comparison_goes_on(number: int, code: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ["compare", *DIGITS, "train.updates=400", "train.validate_every=5", "--mixers", "softmax"]
-    words += ["--no-floors", "--lengths", "", "--out", str(out)]
+    words += [*ONE_SEED, "--no-floors", "--lengths", "", "--out", str(out)]
     line = [sys.executable, "-m", "subquad.cli.main", *words]
     process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible)
     metrics = out / "trials" / "softmax-seed1" / "metrics.jsonl"

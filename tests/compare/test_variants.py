@@ -56,8 +56,8 @@ def test_what_can_stand_nowhere_is_refused() -> None:
 
 def test_a_mechanism_may_have_a_recipe_of_its_own() -> None:
     """Options of the mechanism and changes to sections of the recipe are told apart by name."""
-    given = {
-        "eva": {"window": 4, "schedule": {"lr": 1e-2}, "optim": {"betas": [0.9, 0.98]}, "train.aux_weight": 0.1},
+    given: dict[str, dict[str, Any]] = {
+        "eva": {"window": 4, "schedule": {"lr": "1e-2"}, "optim": {"betas": [0.9, 0.98]}, "train.aux_weight": 0.1},
         "softmax": {"model": {"encoder": {"dropout": 0.1}}},
     }
     plan = make_plan(PAIRS, ["eva"], given)
@@ -77,7 +77,9 @@ def test_a_mechanism_may_have_a_recipe_of_its_own() -> None:
 
 
 def test_options_of_one_stack_can_be_set() -> None:
-    _, conv = build_variants(PAIRS, ["lightconv"], {"lightconv": {"model.encoder.mixer.kernel_size": [3, 5]}}, "softmax")
+    _, conv = build_variants(
+        PAIRS, ["lightconv"], {"lightconv": {"model.encoder.mixer.kernel_size": [3, 5]}}, "softmax"
+    )
     assert conv.model["encoder"]["mixer"] == {"name": "lightconv", "kernel_size": [3, 5]}
     assert conv.model["decoder"]["mixer"] == {"name": "lightconv"}
 
@@ -121,7 +123,7 @@ def test_patterns_that_do_not_fit_are_refused() -> None:
         ("hybrid=softmax*5,primal", r"hybrid: .*has 6 layers; the stack has 2"),
         ("hybrid=softmax,primall", r"no mechanism is called 'primall'; did you mean 'primal'"),
         ("softmax,primal", r"'softmax,primal' is a pattern of mechanisms; give it a label"),
-        ("eva,hybrid=softmax,primal", r"is a pattern of mechanisms; give it a label, and a --mixers of its own"),
+        ("eva,hybrid=softmax,primal", r"is a pattern of mechanisms; give it a label and a --mixers of its own"),
     ):
         with pytest.raises(ValueError, match=message):
             build_variants(PAIRS, [pattern], {}, "softmax")

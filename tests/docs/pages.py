@@ -53,7 +53,7 @@ SHORT = {  # the last value of an option counts
     "translate": ["--max-len-a", "0", "--max-len-b", "5"],
 }
 SCRIPTS = {
-    "examples/compare_text.py": ["--mixers", "lightconv", "--updates", "2"],
+    "examples/compare_text.py": ["--mixers", "lightconv", "--updates", "2", "--seeds", "1"],
     "examples/own_model.py": ["--steps", "2"],
     "examples/swap_vit.py": ["--epochs", "1", "--tune-epochs", "1"],
     "benchmarks.tables": ["--quick", "--threads", "1"],

@@ -126,7 +126,7 @@ def test_commands_find_the_package(installed: Path) -> None:
 def test_the_package_is_compared_with_others(installed: Path) -> None:
     python, recipe = installed / "environment/bin/python", str(ROOT / "recipes/small/phrases.yaml")
     words = ["compare", recipe, *TINY, "decode.beam=1", "--mixers", "lightconv,gla", "--baseline", "lightconv"]
-    words += ["--lengths", "16", "--tokens", "32", "--rounds", "1", "--out", "both"]
+    words += ["--lengths", "16", "--tokens", "32", "--rounds", "1", "--seeds", "1", "--out", "both"]
     assert "gla" in call(python, "-m", "subquad", *words, folder=installed)
     result = json.loads((installed / "both/result.json").read_text())
     (remark,) = [note for note in result["notes"] if "gla" in note]

@@ -67,6 +67,8 @@ def test_it_is_compared(package: Path) -> None:
         "32",
         "--rounds",
         "1",
+        "--seeds",
+        "1",
     ]
     subquad(package, "compare", "majority.yaml", "train.updates=20", *words)
     found = json.loads((package / "compared" / "result.json").read_text())

@@ -1,13 +1,13 @@
 """`subquad compare`: mechanisms in one recipe, trained, evaluated and measured, side by side."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from subquad.cli.options import RecipeFile, parse_integer, parse_mechanisms, parse_mixer_options, split_words
+from subquad.cli.options import RecipeFile, parse_integer, parse_mixer_options, parse_mixers, split_words
 from subquad.cli.output import print_table
 from subquad.packages import plugins
 from subquad.processes import interruptible
@@ -16,6 +16,8 @@ from subquad.progress import Progress
 if TYPE_CHECKING:
     from subquad.compare import Comparison, Result
     from subquad.compare.comparison import Shard
+    from subquad.compare.matching import Match
+    from subquad.train.recipe import Recipe
 
 QUICK, FULL = "256,1024,4096", "256,512,1024,2048,4096,8192,16384"
 
@@ -27,15 +29,21 @@ def compare(
         typer.Argument(metavar="NAME=VALUE", help="Changes to the recipe, such as train.updates=100."),
     ] = None,
     mixers: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             help="The mechanisms to compare, separated by commas, each as NAME or LABEL=NAME. The name `recipe` is the "
-            "recipe's own model, `linear` stands for all mechanisms of linear memory, and `all` for all."
+            "recipe's own model, `linear` stands for all mechanisms of linear memory, and `all` for all. A value with "
+            "a * is one pattern of layers, such as hybrid=softmax*5,primal. May be repeated."
         ),
-    ] = "",
+    ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="LABEL.OPTION=VALUE", help="Set an option of a mechanism. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="LABEL.OPTION=VALUE",
+            help="Set an option of a mechanism (eva.window=64), or change its recipe in the sections model, optim, "
+            "schedule and train (eva.schedule.lr=1e-3). May be repeated.",
+        ),
     ] = None,
     run: Annotated[
         list[str] | None,
@@ -43,8 +51,19 @@ def compare(
     ] = None,
     baseline: Annotated[str, typer.Option(help="The mechanism that the others are compared with.")] = "softmax",
     seeds: Annotated[
-        str, typer.Option(help="How many seeds to train with, from the recipe's on, or which, separated by commas.")
+        str,
+        typer.Option(
+            help="How many seeds to train with, from the recipe's on, or which, separated by commas. A single one says "
+            "nothing about mechanisms: two seeds of one mechanism differ as well."
+        ),
     ] = "3",
+    match: Annotated[
+        str,
+        typer.Option(
+            help="What all models have as much of as the baseline. With `parameters`, feed-forward networks are as wide "
+            "as it takes, within 2 %; with `none` they are as wide as in the recipe."
+        ),
+    ] = "parameters",
     split: Annotated[
         str | None,
         typer.Option(help="The split to evaluate on. By default it is test, or valid if there is no test."),
@@ -93,6 +112,9 @@ def compare(
             help="Compare with floors, too: simple models of the data, and a trained model that mixes nothing."
         ),
     ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be trained, and compute nothing.")
+    ] = False,
 ) -> None:
     """Compare mechanisms in one recipe: quality, and cost by length.
 
@@ -102,8 +124,10 @@ def compare(
     failed, after everything else was done.
 
     Examples:
-    subquad compare recipes/small/digits.yaml --mixers softmax,eva,lightconv --seeds 3
+    subquad compare recipes/small/digits.yaml --mixers softmax,eva,lightconv --seeds 5
     subquad compare recipes/small/phrases.yaml train.updates=500 --mixers eva,wide=eva --set wide.window=32
+    subquad compare recipes/small/phrases.yaml --mixers eva --mixers 'hybrid=eva*1,softmax' --set eva.schedule.lr=1e-3
+    subquad compare recipes/small/phrases.yaml --mixers lightconv,lara --dry-run
     subquad compare recipes/small/digits.yaml --run runs/a --run b=runs/b --baseline a --lengths ""
     subquad compare recipes/small/digits.yaml --mixers linear --shard 1/2 --out /shared/digits
     subquad compare recipes/small/digits.yaml --merge --out /shared/digits
@@ -116,15 +140,24 @@ def compare(
     if merge:
         comparison = Comparison.open(out, baseline, margin)
     else:
+        given = read_recipe(recipe, changes or [])
+        names = parse_mixers(mixers or [])
+        what: dict[str, Any] = {
+            "options": parse_mixer_options(set_ or []),
+            "runs": run or [],
+            "baseline": baseline,
+            "seeds": parse_seeds(seeds),
+            "match": parse_match(match),
+        }
+        if dry_run:
+            show_dry_run(given, names, what)
+            return
         words = split_words(lengths if lengths is not None else FULL if full else QUICK)
         comparison = Comparison.create(
-            read_recipe(recipe, changes or []),
+            given,
             out,
-            parse_mechanisms(mixers),
-            options=parse_mixer_options(set_ or []),
-            runs=run or [],
-            baseline=baseline,
-            seeds=parse_seeds(seeds),
+            names,
+            **what,
             split=split,
             lengths=[parse_integer("--lengths", word) for word in words],
             tokens=tokens,
@@ -136,23 +169,25 @@ def compare(
         )
         run_comparison(comparison, wanted)
     if shard is None:
-        command = _full_command(recipe, changes or [], mixers, set_ or [], run or [], comparison)
+        command = _full_command(recipe, changes or [], mixers or [], set_ or [], run or [], comparison)
         show_result(comparison.write_report(recipe.stem, command), out)
 
 
 def _full_command(
     recipe: Path,
     changes: Sequence[str],
-    mixers: str,
+    mixers: Sequence[str],
     settings: Sequence[str],
     runs: Sequence[str],
     comparison: "Comparison",
 ) -> str:
     """What the reader of the page can type to get the same numbers, with everything that was decided by default."""
     plan = comparison.plan
-    words = ["subquad", "compare", str(recipe), *changes, "--mixers", mixers or ",".join(plan.labels)]
+    words = ["subquad", "compare", str(recipe), *changes]
+    words += [word for value in mixers or [",".join(plan.labels)] for word in ("--mixers", value)]
     words += [word for setting in settings for word in ("--set", setting)]
-    words += ["--baseline", comparison.baseline, "--seeds", ",".join(map(str, plan.seeds)), "--split", plan.split]
+    words += ["--baseline", comparison.baseline, "--seeds", ",".join(map(str, plan.seeds)), "--match", plan.match]
+    words += ["--split", plan.split]
     words += [word for run in runs for word in ("--run", run)]
     words += ["--lengths", ",".join(map(str, plan.lengths))]
     words += ["--tokens", str(plan.tokens), "--rounds", ",".join(map(str, plan.looks))]
@@ -184,6 +219,35 @@ def show_result(result: "Result", out: Path) -> None:
     ]
     if failed:
         raise ValueError(f"{len(failed)} of {len(result.trials)} trainings failed ({'; '.join(failed)})")
+
+
+def show_dry_run(recipe: "Recipe", mixers: Sequence[str], what: Mapping[str, Any]) -> None:
+    """Prints the mechanisms with the parameters of their models, what is set for each, and its trials."""
+    from subquad.compare.dry_run import plan_mechanisms
+
+    planned = plan_mechanisms(recipe, mixers, **what)
+    rows = []
+    for one in planned:
+        settings = {**one.variant.options, **one.variant.settings}
+        shown = " ".join(f"{name}={value}" for name, value in settings.items())
+        trials = [f"{seed} ({one.runs[seed]})" if seed in one.runs else str(seed) for seed in one.seeds]
+        rows.append([one.variant.label, one.variant.mixer, f"{one.parameters:,}", shown, ", ".join(trials)])
+    print_table(["label", "mechanism", "parameters", "settings", "seeds"], rows, numeric=[2])
+    print()
+    for remark in (remark for one in planned for remark in one.variant.remarks):
+        print(f"{remark}.")
+    count = sum(seed not in one.runs for one in planned for seed in one.seeds)
+    print(f"{count} trainings. Vocabularies and classes are the recipe's; the data may have others.")
+
+
+def parse_match(text: str) -> "Match":
+    from subquad.compare.matching import Match
+    from subquad.config import nearest
+
+    known = get_args(Match)
+    if text not in known:
+        raise ValueError(f"--match {text}: choose {' or '.join(known)}{nearest(text, known)}")
+    return cast("Match", text)
 
 
 def parse_seeds(text: str) -> int | list[int]:

@@ -55,6 +55,11 @@ def parse_mechanisms(text: str) -> list[str]:
     return [name for name in available() if text == "all" or mixer_class(name).capabilities.linear]
 
 
+def parse_mixers(values: Sequence[str]) -> list[str]:
+    """The words of an option --mixers that may be repeated: a value with a `*` is one pattern, the others are lists."""
+    return [word for value in values for word in ([value.strip()] if "*" in value else parse_mechanisms(value))]
+
+
 def parse_mixer_options(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """["eva.window=64", "eva.schedule.lr=1e-3"] -> {"eva": {"window": 64, "schedule.lr": 1e-3}}; values are YAML."""
     from subquad.files import parse_yaml
@@ -64,7 +69,7 @@ def parse_mixer_options(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         place, equals, value = setting.partition("=")
         mixer, dot, option = place.partition(".")
         if not (equals and dot and mixer and option):
-            raise ValueError(f"--set {setting}: write MIXER.OPTION=VALUE, for example eva.window=64")
+            raise ValueError(f"--set {setting}: write LABEL.OPTION=VALUE, for example eva.window=64")
         try:
             options.setdefault(mixer, {})[option] = parse_yaml(value)
         except ValueError:

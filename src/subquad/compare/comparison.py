@@ -18,6 +18,7 @@ import torch
 from subquad.compare import measure
 from subquad.compare.floors import compute_floors, floors_are_open, stored_floors
 from subquad.compare.locks import wait_for_lock
+from subquad.compare.matching import Match, match_parameters
 from subquad.compare.measure.base import Context, Margin, Measurement, Step
 from subquad.compare.measure.cache import open_steps, run_step, start_worker
 from subquad.compare.plan import Plan, TrialName, open_plan, read_plan
@@ -33,6 +34,8 @@ from subquad.tasks.base import check_split
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task
 
+SEEDS = 3
+"""Fewer say nothing about mechanisms: a difference may be that of two initialisations."""
 LENGTHS = (256, 1024, 4096)
 TOKENS = 16384
 MAX_SECONDS = 20.0
@@ -94,7 +97,8 @@ class Comparison:
         options: Mapping[str, Mapping[str, Any]] | None = None,
         runs: Sequence[str] = (),
         baseline: str = "softmax",
-        seeds: int | Sequence[int] = 3,
+        seeds: int | Sequence[int] = SEEDS,
+        match: Match = "parameters",
         split: str | None = None,
         lengths: Sequence[int] = LENGTHS,
         tokens: int = TOKENS,
@@ -108,11 +112,15 @@ class Comparison:
 
         Everything is checked before anything is computed; the data is prepared.
 
-        mixers          names of mechanisms, or `label=name`; the name `recipe` stands for the recipe's own model
-        options         options of the mechanisms by label, such as {"eva": {"window": 64}}
+        mixers          names of mechanisms, `label=name`, or a pattern of layers as `label=softmax*5,primal`; the name
+                        `recipe` stands for the recipe's own model
+        options         what is set for one mechanism, by label: its options, and changes to sections of its recipe, as
+                        in {"eva": {"window": 64, "schedule": {"lr": 1e-3}}}
         runs            finished runs to use instead of training, as `folder` or `label=folder`
         baseline        the label of the mechanism that the others are compared with; it is added if it is not named
         seeds           how many, from the recipe's on, or which
+        match           `parameters`: feed-forward networks are as wide as it takes to have as many parameters as the
+                        baseline; `none`: they are as wide as in the recipe
         split           the data that quality is measured on; by default it is `test`, or `valid` if there is no `test`
         lengths         at which costs are measured, besides the task's own, each with a batch of `tokens` tokens; none:
                         no costs are measured
@@ -127,14 +135,17 @@ class Comparison:
             raise ValueError("say what to compare: mechanisms, such as lightconv,eva, or finished runs")
         variants = build_variants(recipe, mixers, options or {}, baseline) if mixers else []
         variants = add_floor(recipe, variants) if floors and variants else variants
-        variants, finished_runs = add_finished_runs(recipe, variants, runs)
         task = _prepare_data(recipe, out)
-        first = recipe.train.seed
+        data_dependent = task.data_dependent_model_config()
+        if variants and match == "parameters":
+            variants = match_parameters(recipe, variants, data_dependent)
+        variants, finished_runs = add_finished_runs(recipe, variants, runs)
         plan = Plan(
             recipe=recipe.model_dump(mode="json"),
-            data_dependent_model_config=task.data_dependent_model_config(),
+            data_dependent_model_config=data_dependent,
             variants=tuple(variants),
-            seeds=tuple(range(first, first + seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds)),
+            match=match,
+            seeds=choose_seeds(recipe, seeds),
             split=_choose_split(task, split),
             lengths=tuple(sorted(set(lengths))),
             tokens=tokens,
@@ -248,6 +259,12 @@ def _task_lengths(task: Task, recipe: Recipe) -> tuple[int, ...]:
     sizes = np.maximum.reduce(task.samples("train", training=True).sizes)
     found = np.percentile(sizes, LENGTH_PERCENTILES, method="nearest")
     return tuple(dict.fromkeys(max(1, int(length)) for length in found))
+
+
+def choose_seeds(recipe: Recipe, seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """So many from the recipe's on, or these."""
+    first = recipe.train.seed
+    return tuple(range(first, first + seeds)) if isinstance(seeds, int) else tuple(dict.fromkeys(seeds))
 
 
 def _choose_split(task: Task, wanted: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from subquad.compare.matching import Match
 from subquad.compare.statistics.times import LOOKS
 from subquad.compare.variants import FinishedRun, Variant, variant_recipe
 from subquad.config import Options
@@ -36,6 +37,7 @@ class Plan(Options):
     recipe: dict[str, Any] = Field(description="the complete recipe")
     data_dependent_model_config: dict[str, Any] = Field(description="options of the model that follow from the data")
     variants: tuple[Variant, ...] = Field(description="the mechanisms, each in its place in the model")
+    match: Match = Field("none", description="what the widths of the models make equal to the baseline's")
     seeds: tuple[int, ...] = Field(description="of the trainings")
     split: str = Field(description="on which quality is measured")
     lengths: tuple[int, ...] = Field((), description="at which costs are measured")
@@ -107,7 +109,7 @@ def read_plan(out: Path) -> Plan:
 
 def _extend(before: Plan, now: Plan, out: Path) -> Plan:
     old, new = (plan.model_dump(mode="json") for plan in (before, now))
-    fixed = ("recipe", "data_dependent_model_config", "split", "tokens", "looks", "task_lengths")
+    fixed = ("recipe", "data_dependent_model_config", "match", "split", "tokens", "looks", "task_lengths")
     changed = [name for part in fixed for name in differences(old[part], new[part], f"{part}.")]
     variants = {variant["label"]: variant for variant in old["variants"]}
     for variant in new["variants"]:

@@ -5,7 +5,8 @@ every other name an option of the mechanism. Changes are kept by their dotted na
 they are written and shown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any
 
 from subquad.config import nearest
@@ -59,6 +60,11 @@ def change_recipe(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
             place = place.setdefault(part, {})
         place[last] = value
     return merge_options(recipe, nested)
+
+
+def read_settings(recipe: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """What a recipe says under dotted names: YAML reads 1e-3 as text, and a recipe that was checked as a number."""
+    return {name: reduce(lambda place, part: place[part], name.split("."), recipe) for name in names}
 
 
 def _flatten(name: str, value: Any) -> dict[str, Any]:

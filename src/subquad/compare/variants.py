@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from subquad.compare.settings import change_recipe, split_settings
+from subquad.compare.settings import change_recipe, read_settings, split_settings
 from subquad.config import Options, nearest
 from subquad.mixers import Mixer, mixer_class
 from subquad.models import MODELS, Model
@@ -90,9 +90,8 @@ def _parse_label(word: str) -> tuple[str, str]:
     """`narrow=eva` -> narrow, eva. A pattern is no name for files and tables, so it needs a label."""
     label, _, mixer = word.partition("=")
     if "," in label or "*" in label:
-        raise ValueError(
-            f"{word!r} is a pattern of mechanisms; give it a label, and a --mixers of its own: 'hybrid=softmax*5,primal'"
-        )
+        example = "--mixers 'hybrid=softmax*5,primal'"
+        raise ValueError(f"{word!r} is a pattern of mechanisms; give it a label and a --mixers of its own: {example}")
     return label, mixer or label
 
 
@@ -111,8 +110,11 @@ def build_variant(
     else:
         model, remarks = recipe.model, []
     content = {**recipe.model_dump(mode="json"), "model": model}
-    model = Recipe.parse(label, change_recipe(content, settings)).model
-    return Variant(label=label, mixer=mixer, options=options, settings=settings, model=model, remarks=tuple(remarks))
+    changed = Recipe.parse(label, change_recipe(content, settings)).model_dump(mode="json")
+    settings = read_settings(changed, settings)
+    return Variant(
+        label=label, mixer=mixer, options=options, settings=settings, model=changed["model"], remarks=tuple(remarks)
+    )
 
 
 def variant_recipe(recipe: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
