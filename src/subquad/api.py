@@ -5,7 +5,7 @@
     run = subquad.train("recipes/small/phrases.yaml", model={"encoder": {"mixer": "eva"}}, out="runs/eva")
     subquad.evaluate(run).metrics["bleu"].value
     run.translate("5 km")
-    subquad.compare("recipes/small/phrases.yaml", ["softmax", "eva"], seeds=3)
+    subquad.compare("recipes/small/phrases.yaml", ["softmax", "eva"])
 
 `import subquad` offers these names and loads nothing heavy until one of them is used. The commands of `subquad` parse
 their words, call the same functions, and show what they return.

@@ -1,16 +1,21 @@
 """Mechanisms in models: where each can be used, and what is used elsewhere."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from subquad.compare.plan import Plan, TrialName
+from subquad.compare.settings import read_settings, split_settings
 from subquad.compare.variants import Variant, build_variant, build_variants, mixer_options
+from subquad.mixers import available, mixer_class
 from subquad.models import build_from_config
-from subquad.train.recipe import Recipe
+from subquad.train.recipe import Recipe, read_recipe
 from tests.compare.plans import PAIRS, PYRAMID, TEXT, make_plan, recipe
+
+ROOT = Path(__file__).parents[2]
 
 
 def names(given: Recipe, variant: Variant) -> dict[str, Any]:
@@ -96,12 +101,18 @@ def test_options_of_one_stack_can_be_set() -> None:
         ("task", r"eva.task: all mechanisms have the same task"),
         ("model.preset", r"eva.model.preset cannot be set"),
         ("model.encoder.mixer.name", r"eva.model.encoder.mixer.name cannot be set: it would replace eva"),
+        ("name", r"eva.name cannot be set: it would replace eva"),
         ("windw", r"has no option 'windw'; did you mean 'window'"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_variants(PAIRS, ["eva"], {"eva": {setting: 1}}, "softmax")
+
+
+def test_a_setting_within_a_value_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"optim.betas.first cannot be set: betas was given a value of its own"):
+        build_variants(PAIRS, ["eva"], {"eva": {"optim.betas": [0, 0], "optim.betas.first": 1}}, "softmax")
 
 
 # ---------------------------------------------------------------------- patterns
@@ -127,3 +138,43 @@ def test_patterns_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             build_variants(PAIRS, [pattern], {}, "softmax")
+
+
+# ---------------------------------------------------------------------- published options
+
+RECIPES = {
+    ("eva", "imagenet"): ("imagenet_evit_tiny_p16_eva", "encoder"),
+    ("eva", "wmt14"): ("wmt14_en_de_eva_16", "encoder"),
+    ("eva", "wikitext103"): ("wikitext103_causal_eva_16", "decoder"),
+    ("lara", "imagenet"): ("imagenet_evit_tiny_p16_lara", "encoder"),
+    ("lara", "wmt14"): ("wmt14_en_de_lara_16", "encoder"),
+    ("local", "imagenet"): ("imagenet_evit_tiny_p16_local", "encoder"),
+    ("performer", "imagenet"): ("imagenet_evit_tiny_p16_performer", "encoder"),
+    ("primal", "wikitext103"): ("wikitext103_primal", "decoder"),
+}
+
+
+@pytest.mark.parametrize("mechanism", [name for name in available() if mixer_class(name).published])
+def test_published_options_are_those_of_the_recipes(mechanism: str) -> None:
+    for name, published in mixer_class(mechanism).published.items():
+        file, stack = RECIPES[mechanism, name]
+        theirs = read_recipe(ROOT / f"recipes/{file}.yaml")
+        options, settings = split_settings(mechanism, published)
+        assert {"name": theirs.model[stack]["mixer"]["name"], **options} == theirs.model[stack]["mixer"]
+        assert settings == read_settings(theirs.model_dump(), settings)
+
+
+def test_published_options_are_defaults() -> None:
+    given = {"primal:wikitext103": {"rank": 5}}
+    _, primal, eva = build_variants(PAIRS, ["primal:wikitext103", "e=eva:wmt14"], given, "softmax")
+    assert (primal.mixer, primal.options) == ("primal", {"rank": 5})
+    assert primal.settings == {"train.aux_weight": 0.1 / 2048}
+    assert eva.options == mixer_class("eva").published["wmt14"]
+    (kept,) = build_variants(PYRAMID, ["eva"], {}, "eva")
+    (published,) = build_variants(PYRAMID, ["eva=eva:wikitext103"], {}, "eva")
+    assert kept.model["stages"][0]["mixer"] == {"name": "eva", "window": 3}
+    assert published.model["stages"][0]["mixer"] == {"name": "eva", **published.options}, "and not the recipe's"
+    with pytest.raises(ValueError, match=r"eva:imagnet: eva:imagenet, .* published options of eva; did you mean 'imag"):
+        build_variants(PAIRS, ["eva:imagnet"], {}, "softmax")
+    with pytest.raises(ValueError, match="none is known as published options of softmax"):
+        build_variants(PAIRS, ["s=softmax:wmt14"], {}, "softmax")

@@ -32,8 +32,9 @@ def compare(
         list[str] | None,
         typer.Option(
             help="The mechanisms to compare, separated by commas, each as NAME or LABEL=NAME. The name `recipe` is the "
-            "recipe's own model, `linear` stands for all mechanisms of linear memory, and `all` for all. A value with "
-            "a * is one pattern of layers, such as hybrid=softmax*5,primal. May be repeated."
+            "recipe's own model, `linear` stands for all mechanisms of linear memory, and `all` for all. NAME:SET has "
+            "published options, which `subquad info NAME` lists. A value with a * is one pattern of layers, such as "
+            "hybrid=softmax*5,primal. May be repeated."
         ),
     ] = None,
     set_: Annotated[
@@ -60,8 +61,8 @@ def compare(
     match: Annotated[
         str,
         typer.Option(
-            help="What all models have as much of as the baseline. With `parameters`, feed-forward networks are as wide "
-            "as it takes, within 2 %; with `none` they are as wide as in the recipe."
+            help="What all models have as much of as the baseline. With `parameters`, feed-forward networks are as "
+            "wide as it takes, within 2 %; with `none` they are as wide as in the recipe."
         ),
     ] = "parameters",
     split: Annotated[

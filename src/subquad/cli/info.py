@@ -104,6 +104,11 @@ def _explain(described: dict[str, Any]) -> None:
         kind = f"{option['type']}, {option['limits']}" if option["limits"] else option["type"]
         rows.append([option["name"], kind, default_text(option), option["description"]])
     print_table(["option", "type", "default", "meaning"], rows)
+    if described["published"]:
+        print("\nPublished options, which `subquad compare --mixers NAME:SET` takes:")
+        for name, options in described["published"].items():
+            given = ", ".join(f"{option}={value}" for option, value in options.items())
+            print(f"    {described['name']}:{name}    {given}")
     print(f"\nPython: {described['class']}(dim=256, heads=4)")
 
 

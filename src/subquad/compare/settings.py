@@ -45,7 +45,8 @@ def split_settings(label: str, given: Mapping[str, Any]) -> tuple[dict[str, Any]
             raise ValueError(f"{label}.{name}: name an option of the section {name}, such as {label}.schedule.lr")
         if name in FIXED:
             raise ValueError(f"{label}.{name} cannot be set: {FIXED[name]}")
-        if name.endswith(MIXERS):
+    for name in (*options, *changes):
+        if name == "name" or name.endswith(MIXERS):
             raise ValueError(f"{label}.{name} cannot be set: it would replace {label}; compare a pattern of mechanisms")
     return options, changes
 
@@ -58,6 +59,8 @@ def change_recipe(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
         place = nested
         for part in path:
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{name} cannot be set: {part} was given a value of its own")
         place[last] = value
     return merge_options(recipe, nested)
 

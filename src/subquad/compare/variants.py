@@ -102,9 +102,10 @@ def build_variant(
 
     elsewhere: the section `model` whose mixers are used where this mechanism cannot be.
     """
-    options, settings = split_settings(label, given)
+    mixer, published = _published(mixer)
+    options, settings = split_settings(label, {**published, **given})
     if mixer != RECIPE_MODEL:
-        model, remarks = _replace_mixers(recipe, label, mixer, options, elsewhere)
+        model, remarks = _replace_mixers(recipe, label, MixerChoice(name=mixer, **options), elsewhere, not published)
     elif options:
         raise ValueError(f"{label}: the recipe's own model takes no options here; change the recipe")
     else:
@@ -117,21 +118,42 @@ def build_variant(
     )
 
 
+def _published(word: str) -> tuple[str, Mapping[str, Any]]:
+    """`eva:imagenet` -> eva and the options that it was published with; `eva` -> eva and none."""
+    name, colon, chosen = word.partition(":")
+    if not colon:
+        return word, {}
+    known = mixer_class(name).published
+    if chosen not in known:
+        there = f"{name}:{f', {name}:'.join(known)} are" if known else "none is"
+        raise ValueError(f"{word}: {there} known as published options of {name}{nearest(chosen, known)}")
+    return name, known[chosen]
+
+
 def variant_recipe(recipe: Mapping[str, Any], variant: Variant) -> dict[str, Any]:
     """The content of a complete recipe with a mechanism in its model, and with what is set for this mechanism."""
     return change_recipe({**recipe, "model": variant.model}, variant.settings)
 
 
 def _replace_mixers(
-    recipe: Recipe, label: str, mixer: str, options: Mapping[str, Any], elsewhere: Mapping[str, Any]
+    recipe: Recipe, label: str, mixer: MixerChoice, elsewhere: Mapping[str, Any], keep_options: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The section `model` with a mechanism wherever it can be used, and remarks on where it cannot."""
-    capabilities = [mixer_class(name).capabilities for name in MixerChoice(name=mixer).mechanisms]
+    """The section `model` with a mechanism wherever it can be used, and remarks on where it cannot.
+
+    keep_options: whether options that the recipe itself has for the mechanism are kept below those of `mixer`.
+    """
+
+    def replaced(stack: Mapping[str, Any]) -> dict[str, Any]:
+        own = _mixer_choice(stack)
+        keeps = keep_options and (own.name == mixer.name or own.name in mixer.mechanisms)
+        return {"name": mixer.name, **(own.options if keeps else {}), **mixer.options}
+
+    capabilities = [mixer_class(name).capabilities for name in mixer.mechanisms]
     resolved = recipe.model_data({})
     others = recipe.model_copy(update={"model": dict(elsewhere)}).model_data({})
     model, remarks, is_used = dict(recipe.model), list[str](), False
     for name, decided in MODELS[resolved["kind"]].Config.stacks.items():
-        choice = _replace_mixer(resolved[name], mixer, options)
+        choice = replaced(resolved[name])
         form = "causal" if decided.get("causal") else "bidirectional"
         if not all(getattr(each, form) for each in capabilities):
             other = _mixer_choice(others[name])
@@ -143,12 +165,12 @@ def _replace_mixers(
         model[name] = {**model.get(name, {}), "mixer": choice}
     if "stages" in resolved:
         *first, last = resolved["stages"]
-        model["stages"] = [*({**stage, "mixer": _replace_mixer(stage, mixer, options)} for stage in first), last]
-        if _mixer_choice(last).name != mixer:
+        model["stages"] = [*({**stage, "mixer": replaced(stage)} for stage in first), last]
+        if _mixer_choice(last).name != mixer.name:
             remarks.append(f"{label}: the last stage has {_mixer_choice(last).name}")
         is_used = bool(first)
     if not is_used:
-        raise ValueError(f"{mixer} can be used nowhere in this model; leave it out ({'; '.join(remarks)})")
+        raise ValueError(f"{mixer.name} can be used nowhere in this model; leave it out ({'; '.join(remarks)})")
     return model, remarks
 
 
@@ -161,12 +183,6 @@ def add_floor(recipe: Recipe, variants: Sequence[Variant]) -> list[Variant]:
 
 def _mixer_choice(stack: Mapping[str, Any]) -> MixerChoice:
     return MixerChoice.model_validate(stack.get("mixer", "softmax"))
-
-
-def _replace_mixer(stack: Mapping[str, Any], mixer: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    own = _mixer_choice(stack)
-    kept = own.name == mixer or own.name in MixerChoice(name=mixer).mechanisms
-    return {"name": mixer, **(own.options if kept else {}), **options}
 
 
 # ---------------------------------------------------------------------- finished runs

@@ -102,6 +102,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
     is_floor: ClassVar[bool] = False
     """Whether it is there for mechanisms to be compared with and is none of them: then `available` leaves it out."""
 
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The options of the publication by data set, such as {"imagenet": {"window": 7}}; `subquad compare --mixers
+    NAME:SET` takes them. A name with a dot is a setting of the recipe that belongs to them."""
+
     max_step: int | None = None
     """Longest chunk that `step` takes at once; the base class splits longer ones. None: any."""
 

@@ -26,7 +26,7 @@ Citation: Zheng et al., "Efficient attention via control variates", ICLR 2023.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +112,17 @@ class EVAState(WindowState):
 class EVA(WindowMixer[EVAConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries", averages=True)
     state_type = EVAState
+    published: ClassVar = {
+        "imagenet": {"window": 7, "landmarks": 49, "adaptive": "norm", "dims": 2, "relative": "table"},
+        "wmt14": {"window": 16, "landmarks": 8, "adaptive": "linear", "relative": "t5", "overlap": True},
+        "wikitext103": {
+            "window": 128,
+            "chunk_size": 8,
+            "adaptive": "norm",
+            "relative": "t5",
+            "attention_dropout": 0.1,
+        },
+    }
     examples = (
         {"window": 4, "landmarks": 3},
         {"window": 4, "landmarks": 3, "overlap": True, "adaptive": "linear"},

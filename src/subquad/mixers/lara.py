@@ -17,7 +17,7 @@ Citation: Zheng, Wang, Kong, "Linear complexity randomized self-attention mechan
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -77,6 +77,10 @@ class Sampling(NamedTuple):
 @register("lara")
 class LARA(AttentionMixer[LARAConfig]):
     capabilities = Capabilities(causal=False, cross=False, grid=True, state="none", averages=True)
+    published: ClassVar = {
+        "imagenet": {"landmarks": 49, "proposal": "pool", "landmark_mixing": "keys", "weights": "opt", "alpha": 2.0},
+        "wmt14": {"landmarks": 16, "proposal": "adaptive", "weights": "opt"},
+    }
     examples = (
         {"landmarks": 4},
         {"landmarks": 5, "proposal": "adaptive", "alpha": 2.0},

@@ -13,6 +13,8 @@ Citation: the block-local attention of Parmar et al., "Image Transformer", ICML 
 efficient-attention library.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,7 @@ class LocalConfig(WindowConfig):
 class Local(WindowMixer[LocalConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="one window, O(1)", averages=True)
     state_type = WindowState
+    published: ClassVar = {"imagenet": {"window": 7, "dims": 2, "relative": "table"}}
     examples = (
         {"window": 4},
         {"window": 5, "overlap": True},

@@ -20,7 +20,7 @@ programmers", ICML 2021.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -99,6 +99,7 @@ class PerformerContext(CrossState):
 class Performer(AttentionMixer[PerformerConfig]):
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)", averages=True)
     state_type, context_type = PerformerState, PerformerContext
+    published: ClassVar = {"imagenet": {"feature_map": "favorp", "features": 64}}
     examples = (
         {"features": 8},
         {"features": 6, "feature_map": "relu", "projection": "learnable"},

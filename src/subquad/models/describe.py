@@ -26,6 +26,7 @@ def describe(name: str) -> dict[str, Any]:
         "capabilities": capabilities(mixer),
         "sections": sections,
         "options": options_of(mixer),
+        "published": {name: dict(options) for name, options in mixer.published.items()},
     }
 
 
