@@ -69,7 +69,7 @@ def parse_mixer_options(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         place, equals, value = setting.partition("=")
         mixer, dot, option = place.partition(".")
         if not (equals and dot and mixer and option):
-            raise ValueError(f"--set {setting}: write LABEL.OPTION=VALUE, for example eva.window=64")
+            raise ValueError(f"--set {setting}: write MIXER.OPTION=VALUE, for example eva.window=64")
         try:
             options.setdefault(mixer, {})[option] = parse_yaml(value)
         except ValueError:
