@@ -173,7 +173,7 @@ def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFi
         (["--lengths", "128"], "a batch of 64 tokens holds no sequence of 128"),
         (
             ["--merge", "--baseline", "lara"],
-            "is none of the mechanisms that are compared: softmax, eva, linformer, no mixing",
+            "is none of the mechanisms that are compared: softmax, eva, linformer, no",
         ),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_comparison_trains_and_measures_a_plugin(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     words = ["compare", recipe, "--mixers", "softmax,runningsum", "--lengths", "16", "--tokens", "32"]
-    assert run([*words, "--rounds", "1", "--seeds", "1", "--plugin", "outside", "--out", "both"]) == 0
+    assert run([*words, "--no-floors", "--rounds", "1", "--seeds", "1", "--plugin", "outside", "--out", "both"]) == 0
     result = json.loads((tmp_path / "both/result.json").read_text())
     assert {(trial["mechanism"], trial["status"]) for trial in result["trials"]} == {
         ("softmax", "done"),

@@ -10,7 +10,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from subquad.tasks import Task, task_class
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import Floor
 
 LINES = {
     "train": ["a b c d", "a b d c", "", "b c a b c d", "d d a b"] * 20,

@@ -173,7 +173,8 @@ def test_mechanisms_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     short = ["train.updates=2", "--lengths", "16", "--tokens", "32", "--rounds", "1", "--seeds", "1"]
     assert command(["compare", str(recipe), "--mixers", "softmax,linformer", *short, "--out", str(out)]) == 0
     result = json.loads((out / "result.json").read_text())
-    assert [trial["status"] for trial in result["trials"]] == ["done", "done"]
+    assert [trial["status"] for trial in result["trials"]] == ["done", "done", "done"]
+    assert [floor["name"] for floor in result["floors"]] == ["unigram", "neighbouring words"]
     assert {point["part"] for point in result["measurements"]["lengths"]} == {"encoder", "full"}
     assert "perplexity of masked words" in capsys.readouterr().out
 

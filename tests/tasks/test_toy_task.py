@@ -69,6 +69,7 @@ def test_it_is_compared(package: Path) -> None:
         "1",
         "--seeds",
         "1",
+        "--no-floors",
     ]
     subquad(package, "compare", "majority.yaml", "train.updates=20", *words)
     found = json.loads((package / "compared" / "result.json").read_text())

@@ -184,8 +184,9 @@ def _full_command(
 ) -> str:
     """What the reader of the page can type to get the same numbers, with everything that was decided by default."""
     plan = comparison.plan
+    named = [variant.label for variant in plan.variants if not variant.is_floor]
     words = ["subquad", "compare", str(recipe), *changes]
-    words += [word for value in mixers or [",".join(plan.labels)] for word in ("--mixers", value)]
+    words += [word for value in mixers or [",".join(named)] for word in ("--mixers", value)]
     words += [word for setting in settings for word in ("--set", setting)]
     words += ["--baseline", comparison.baseline, "--seeds", ",".join(map(str, plan.seeds)), "--match", plan.match]
     words += ["--split", plan.split]

@@ -2,7 +2,7 @@
 
     plan            what will be computed; variants: the recipe's model with each mechanism in it
     trials          every mechanism is trained with every seed and evaluated, in processes of their own
-    measure/        costs by length, decoding speed and distance from exact attention, measured side by side
+    measure/        costs by length, decoding speed and swaps into the trained baseline, side by side
     report/         the result: its statistics, conclusions, table, page and JSON file
 
 `comparison` leads through these steps in this order.

@@ -8,7 +8,7 @@ from typing import Any
 
 from subquad.compare.plan import Plan
 from subquad.files import digest, read_metadata, write_json
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import Floor
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task
 

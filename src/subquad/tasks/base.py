@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from subquad.config import Options, nearest
@@ -27,7 +28,6 @@ from subquad.decode.options import DecodeOptions
 from subquad.evaluate.report import Evaluation
 from subquad.files import write_metadata
 from subquad.models import Model
-from subquad.tasks.floors import Floor
 from subquad.tasks.losses import LossOutput, add_regularizer
 from subquad.tasks.sample_shards import Samples, SampleShards
 
@@ -116,6 +116,20 @@ class MainMetric:
     def scaled(self, value: float | None) -> float | None:
         """The value as people read it, if there is one."""
         return None if value is None else self.scale * value
+
+
+class Floor(BaseModel):
+    """What a simple model reaches on the split that quality is measured on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(description="of the simple model, such as `unigram`")
+    kind: Literal["trivial", "linear"] = Field(
+        description="trivial: it does not look at its input, or copies it: a model that is no better has learned "
+        "nothing. linear: it has no hidden layer, as a linear map of pixels or counts of neighbouring words."
+    )
+    value: float = Field(description="of the main metric, as people read it")
+    how: str = Field(description="how it was computed, in one sentence")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from subquad.models import Model
 from subquad.tasks.base import (
     DataConfig,
     EvaluationOptions,
+    Floor,
     MainMetric,
     Task,
     TrainedModel,
@@ -41,7 +42,6 @@ from subquad.tasks.base import (
     load_embedded,
     register_task,
 )
-from subquad.tasks.floors import Floor
 from subquad.tasks.losses import LossOutput, class_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 

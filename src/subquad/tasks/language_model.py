@@ -27,8 +27,7 @@ from subquad.evaluate.perplexity import (
 from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
-from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, read_text

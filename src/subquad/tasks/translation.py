@@ -23,8 +23,7 @@ from subquad.evaluate.perplexity import TokenLines, perplexity
 from subquad.evaluate.report import Evaluation
 from subquad.models import Seq2Seq
 from subquad.models.base import mean_aux
-from subquad.tasks.base import EvaluationOptions, MainMetric, TrainedModel, register_task
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, text_of_split, typical_text_batch

@@ -8,7 +8,7 @@ from subquad.compare.report.conclusions import conclude
 from subquad.compare.report.formatting import format_bytes, format_number, format_p, format_ratio, join_words
 from subquad.compare.report.result import Result
 from subquad.tasks import task_class
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import Floor
 from tests.compare.cases import synthetic
 from tests.compare.report.results import bare, by_seeds, timed, trained
 

@@ -9,7 +9,7 @@ import pytest
 from subquad.compare.records import CurvePoint, Score, Trial
 from subquad.compare.report.learning import below_linear, learned_nothing, still_improving, validation_noise
 from subquad.compare.report.result import Mechanism, Metric, Result
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import Floor
 
 
 def trial_with(losses: list[float]) -> Trial:

@@ -5,7 +5,7 @@ import pytest
 from subquad.compare.records import SampleCovariance, Trial
 from subquad.compare.report.fairness import parameter_mismatch, same_data_order
 from subquad.compare.report.quality import differences, margin, pairs, quality, verdicts
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import Floor
 from tests.compare.cases import covariance, synthetic
 from tests.compare.report.results import bare, by_seeds, trained
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from subquad.compare.records import Trial
 from subquad.compare.report.result import Metric, Result
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import Floor
 
 LEAST_VALIDATIONS = 5
 """Fewer do not tell a trend from noise."""

@@ -19,7 +19,7 @@ from subquad.compare import measure
 from subquad.compare.measure.lengths import LengthPoint, Part
 from subquad.compare.records import EpochCost, Point, Record, SampleCovariance, Trial
 from subquad.files import read_metadata, write_json
-from subquad.tasks.floors import Floor
+from subquad.tasks.base import Floor
 
 if TYPE_CHECKING:
     from subquad.compare.report.conclusions import Finding
