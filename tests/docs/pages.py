@@ -45,7 +45,7 @@ UPDATES = ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_up
 DECODED = ["decode.beam=1", "decode.max_len_a=0", "decode.max_len_b=5"]
 SHORT = {  # the last value of an option counts
     "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
-    "compare": [*UPDATES, *DECODED, *"--lengths 16 --tokens 32 --rounds 1 --seeds 1 --no-floors".split()],
+    "compare": [*UPDATES, *DECODED, *["--lengths", "16", "--tokens", "32", "--rounds", "1", "--seeds", "1", "--no-floors"]],
     "demo": ["--updates", "51", "--seeds", "1"],
     "evaluate": [*DECODED, "--resamples", "10"],
     "generate": ["--tokens", "3"],

@@ -23,6 +23,7 @@ from subquad.cli.export import export
 from subquad.cli.generate import generate
 from subquad.cli.import_ import import_
 from subquad.cli.info import info
+from subquad.cli.merge import merge
 from subquad.cli.output import Command, Group, styled
 from subquad.cli.train import train
 from subquad.cli.translate import translate
@@ -72,6 +73,7 @@ app.command(cls=Command)(takes_plugins(export))
 app.add_typer(data, name="data")
 app.command(cls=Command)(takes_plugins(info))
 app.command(cls=Command)(takes_plugins(compare))
+app.command(cls=Command)(merge)
 app.command(cls=Command)(takes_plugins(bench))
 app.command(cls=Command)(takes_plugins(demo))
 app.command(cls=Command)(takes_plugins(doctor))
