@@ -43,9 +43,10 @@ FENCE = re.compile(r'^(<!-- nightly -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^
 LANGUAGES = {"python", "yaml", "toml", "sh", "text", ""}
 UPDATES = ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"]
 DECODED = ["decode.beam=1", "decode.max_len_a=0", "decode.max_len_b=5"]
+COSTS = ["--lengths", "16", "--tokens", "32", "--rounds", "1"]
 SHORT = {  # the last value of an option counts
     "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
-    "compare": [*UPDATES, *DECODED, *["--lengths", "16", "--tokens", "32", "--rounds", "1", "--seeds", "1", "--no-floors"]],
+    "compare": [*UPDATES, *DECODED, *COSTS, "--seeds", "1", "--no-floors"],
     "demo": ["--updates", "51", "--seeds", "1"],
     "evaluate": [*DECODED, "--resamples", "10"],
     "generate": ["--tokens", "3"],
