@@ -2,8 +2,8 @@
 
     minimise over W, b      mean_i -log softmax(W x_i + b)[y_i] + strength / 2 ||W||^2
 
-by L-BFGS, for every strength in turn, each from the solution of the one before; the strength is chosen by the accuracy
-on validation data.
+by L-BFGS, for one strength after the other from strong to weak, each from the solution of the one before, until the
+accuracy on validation data falls: the weaker ones take longest, and would only fit noise.
 """
 
 import math
@@ -45,17 +45,26 @@ def fit_linear_probe(
     valid: tuple[Tensor, Tensor],
     strengths: Sequence[float] = STRENGTHS,
 ) -> LinearProbe:
-    """The best of the strengths, of equally good ones the strongest. inputs: (n, features); labels: (n,) int64."""
+    """The best on `valid` before the accuracy falls. inputs: (n, features); labels: (n,) int64.
+
+    strengths: from strong to weak; of equally good ones the strongest is taken.
+    """
     mean = inputs.mean(0)
     scale = float((inputs - mean).square().mean().sqrt().clamp(min=1e-6))
     scaled = (inputs - mean) / scale
     weight = torch.zeros(num_classes, inputs.shape[1], dtype=inputs.dtype)
     bias = torch.zeros(num_classes, dtype=inputs.dtype)
-    probes = []
+    best, highest = None, -1.0
     for strength in strengths:
         weight, bias = _minimise(scaled, labels, weight, bias, strength)
-        probes.append(LinearProbe(weight, bias, mean, scale, strength))
-    return max(probes, key=lambda probe: probe.accuracy(*valid))
+        probe = LinearProbe(weight, bias, mean, scale, strength)
+        accuracy = probe.accuracy(*valid)
+        if accuracy < highest:
+            break
+        if accuracy > highest:
+            best, highest = probe, accuracy
+    assert best is not None, "there is at least one strength"
+    return best
 
 
 def _minimise(inputs: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, strength: float) -> tuple[Tensor, Tensor]:
