@@ -69,7 +69,10 @@ class Series:
 
 @dataclass(frozen=True)
 class ReferenceLine:
-    """A dashed line across the plot, which belongs to no mechanism. end: its height on the right, if it is another."""
+    """A dashed line that belongs to no mechanism, across the plot at the height y.
+
+    end: with it, the line goes from the first point of the series to the last one, where it has this height.
+    """
 
     name: str
     y: float

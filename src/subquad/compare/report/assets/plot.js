@@ -6,7 +6,8 @@
                                            last_mark_only: the other points have none; failed: it ends in a cross
      front: [[x, y], ...],                 a dashed line, or none
      names: "end" (beside the last point) or "point" (beside every first point)
-     lines: [{name, y, end}]               dashed, from the left edge to the right one, where they may end elsewhere
+     lines: [{name, y, end}]               dashed: across the plot, or from the first point to the height of `end` at the
+                                           last one
    }                                                                                                              */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -169,10 +170,12 @@ class Plot {
 
   drawLines() {
     const { left, right, top, bottom } = this.box;
+    const across = this.spec.series.flatMap((series) => series.points.map((point) => this.x.at(point.x)));
     const places = this.spec.lines.map(({ name, y, end }) => {
-      const [from, to] = [this.y.at(y), this.y.at(end ?? y)];
-      this.svg.append(node("path", { class: "front", d: `M${left} ${from}L${right} ${to}` }));
-      return { name, text: from - 4 };
+      const [first, last] = end == null ? [left, right] : [Math.min(...across), Math.max(...across)];
+      const ends = `M${first} ${this.y.at(y)}L${last} ${this.y.at(end ?? y)}`;
+      this.svg.append(node("path", { class: "front", d: ends }));
+      return { name, text: this.y.at(y) - 4 };
     });
     places.sort((a, b) => a.text - b.text);
     spread(places, top, bottom);
