@@ -89,6 +89,8 @@ def test_every_part_is_there_and_a_failure_is_shown(finished: Path) -> None:
     assert result.covariance.values[0][0] == pytest.approx(100**2 * share * (1 - share) / 249), "of a share, in percent"
     assert [epoch.mechanism for epoch in result.epochs] == ["softmax", "eva", "no mixing"]
     assert result.epochs[0].updates == 22, "1,297 images: 20 batches of 64, one of 16, and the last one"
+    assert "--mixers eva,linformer --set linformer.max_length=4" in result.command
+    assert "--seeds 1, --match parameters --split test" in result.command
     page = (finished / "report.html").read_text()
     assert "linformer (seed 1) failed: training: linformer: length 16 is above the maximum of 4" in page
 

@@ -184,12 +184,13 @@ def _full_command(
 ) -> str:
     """What the reader of the page can type to get the same numbers, with everything that was decided by default."""
     plan = comparison.plan
-    named = [variant.label for variant in plan.variants if not variant.is_floor]
     words = ["subquad", "compare", str(recipe), *changes]
-    words += [word for value in mixers or [",".join(named)] for word in ("--mixers", value)]
+    trained = [one for one in plan.variants if one.trained and not one.is_floor]
+    named = [one.label if one.mixer == one.label else f"{one.label}={one.mixer}" for one in trained]
+    words += [word for value in mixers or named for word in ("--mixers", value)]
     words += [word for setting in settings for word in ("--set", setting)]
-    words += ["--baseline", comparison.baseline, "--seeds", ",".join(map(str, plan.seeds)), "--match", plan.match]
-    words += ["--split", plan.split]
+    seeds = ",".join(map(str, plan.seeds)) + ("," if len(plan.seeds) == 1 else "")  # a number alone is how many
+    words += ["--baseline", comparison.baseline, "--seeds", seeds, "--match", plan.match, "--split", plan.split]
     words += [word for run in runs for word in ("--run", run)]
     words += ["--lengths", ",".join(map(str, plan.lengths))]
     words += ["--tokens", str(plan.tokens), "--rounds", ",".join(map(str, plan.looks))]
