@@ -112,6 +112,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("bench --out empty", ("--out empty: this is a folder, and the name of a file is needed",)),
     ("info zzzz", ("no mechanism or preset is called 'zzzz'. `subquad info` lists them.",)),
     ("compare my.yaml", ("say what to compare: mechanisms",)),
+    ("compare my.yaml --dry-run", ("say what to compare: mechanisms",)),
     ("compare my.yaml --mixers eva,softmax*1,eva", ("is a pattern of mechanisms; give it a label",)),
     ("compare my.yaml --mixers softmax,eva --seeds 0 --out new", ("give how many (3), or which (1,2,3)",)),
 ]

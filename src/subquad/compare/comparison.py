@@ -27,7 +27,7 @@ from subquad.compare.report.assemble import assemble
 from subquad.compare.report.result import Result
 from subquad.compare.statistics.times import LOOKS
 from subquad.compare.trials import Trials
-from subquad.compare.variants import add_finished_runs, add_floor, build_variants
+from subquad.compare.variants import Variant, add_finished_runs, add_floor, build_variants
 from subquad.models import build_from_config
 from subquad.tasks import Task
 from subquad.tasks.base import check_split
@@ -131,9 +131,7 @@ class Comparison:
         floors          what to compare all mechanisms with: simple models of the data, and a trained model without
                         mixing
         """
-        if not mixers and not runs:
-            raise ValueError("say what to compare: mechanisms, such as lightconv,eva, or finished runs")
-        variants = build_variants(recipe, mixers, options or {}, baseline) if mixers else []
+        variants = choose_variants(recipe, mixers, options, runs, baseline)
         variants = add_floor(recipe, variants) if floors and variants else variants
         task = _prepare_data(recipe, out)
         data_dependent = task.data_dependent_model_config()
@@ -259,6 +257,19 @@ def _task_lengths(task: Task, recipe: Recipe) -> tuple[int, ...]:
     sizes = np.maximum.reduce(task.samples("train", training=True).sizes)
     found = np.percentile(sizes, LENGTH_PERCENTILES, method="nearest")
     return tuple(dict.fromkeys(max(1, int(length)) for length in found))
+
+
+def choose_variants(
+    recipe: Recipe,
+    mixers: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]] | None,
+    runs: Sequence[str],
+    baseline: str,
+) -> list[Variant]:
+    """The variants to train; none if only finished runs are compared."""
+    if not mixers and not runs:
+        raise ValueError("say what to compare: mechanisms, such as lightconv,eva, or finished runs")
+    return build_variants(recipe, mixers, options or {}, baseline) if mixers else []
 
 
 def choose_seeds(recipe: Recipe, seeds: int | Sequence[int]) -> tuple[int, ...]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from subquad.compare.comparison import SEEDS, choose_seeds
+from subquad.compare.comparison import SEEDS, choose_seeds, choose_variants
 from subquad.compare.matching import Match, count_parameters, match_parameters
-from subquad.compare.variants import Variant, add_finished_runs, build_variants
+from subquad.compare.variants import Variant, add_finished_runs
 from subquad.train.recipe import Recipe
 
 
@@ -36,7 +36,7 @@ def plan_mechanisms(
     numbers of parameters then change with them.
     """
     data_dependent = recipe.task_class.expected_model_config(recipe.data)
-    variants = build_variants(recipe, mixers, options or {}, baseline) if mixers else []
+    variants = choose_variants(recipe, mixers, options, runs, baseline)
     if variants and match == "parameters":
         variants = match_parameters(recipe, variants, data_dependent)
     variants, finished = add_finished_runs(recipe, variants, runs)

@@ -33,7 +33,9 @@ def merge(results: Sequence[Result]) -> Result:
     first = results[0]
     mechanisms = {one.label: one for result in results for one in result.mechanisms}
     trials = {(one.mechanism, one.seed): one for result in results for one in reversed(result.trials)}
-    done = {key: one for result in results for one in result.trials if (key := (one.mechanism, one.seed)) and one.scores}
+    done = {
+        key: one for result in results for one in result.trials if (key := (one.mechanism, one.seed)) and one.scores
+    }
     epochs = {one.mechanism: one for result in reversed(results) for one in result.epochs}
     machines = [str(result.environment.get("cpu", "unknown")) for result in results]
     note = f"Merged from {len(results)} results ({'; '.join(machines)}); times are compared within one machine only."
