@@ -99,14 +99,17 @@ def test_numbers_carry_the_config_of_what_was_measured(finished: Path) -> None:
     result = read_result(finished / "result.json")
     eva = result.trials[1].config["encoder"]
     assert (eva["name"], eva["window"], eva["landmarks"], eva["dims"]) == ("eva", 2, 4, 2), "the recipe's own options"
-    points = {(point.mechanism, point.part, point.length): point for point in result.points(LengthPoint)}
+    points = {
+        (point.mechanism, point.part, point.length): point for point in result.points(LengthPoint) if not point.control
+    }
     assert set(points) == {
-        (label, part, length) for label in result.labels for part in ("encoder", "full") for length in (16, 64)
+        (label, part, length) for label in result.competitors for part in ("encoder", "full") for length in (16, 64)
     }
     for (label, part, length), point in points.items():
         assert point.status == "done", point.reason
-        assert point.config["encoder"]["name"] == ("identity" if label == "no mixing" else label)
-        assert (point.batch, point.setting["tokens"]) == (64 // length, 64)
+        assert point.config["encoder"]["name"] == label
+        assert point.batch == (64 if length == 16 else 1), "a training's batch at the task's own length"
+        assert point.setting["tokens"] == point.batch * length
         assert point.training is not None
         assert len(point.training.rounds) == 1
         assert point.training_bytes is not None
@@ -118,8 +121,9 @@ def test_numbers_carry_the_config_of_what_was_measured(finished: Path) -> None:
             assert point.parameters > alone.parameters  # type: ignore[operator]
             assert point.flops > alone.flops  # type: ignore[operator]
     assert points["linformer", "full", 64].config["encoder"]["max_length"] == 64, "room for the longest"
-    softmax = [points["softmax", "encoder", length].flops for length in (16, 64)]
-    assert softmax[1] > softmax[0], "attention grows with the length at a constant number of tokens"  # type: ignore[operator]
+    softmax = [points["softmax", "encoder", length] for length in (16, 64)]
+    by_token = [point.flops / (point.batch * point.length) for point in softmax]  # type: ignore[operator]
+    assert by_token[1] > by_token[0], "attention grows with the length"
 
 
 def test_mechanisms_are_swapped_into_the_trained_baseline(finished: Path) -> None:
@@ -160,7 +164,7 @@ def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFi
         (["train.updates=3"], "recipe.train.updates differ"),
         (["--set", "eva.schedule.lr=1e-2"], "eva.settings.schedule.lr differ"),
         (["--set", "eva.schedule.rl=1e-2"], "eva: schedule has no option 'rl'"),
-        (["--match", "none"], "match differ"),
+        (["--match", "none"], "(match, "),
         (["--match", "parameter"], "--match parameter: choose parameters or none; did you mean 'parameters'?"),
         (["--mixers", "hybrid=softmax*5,primal"], "mixer pattern 'softmax*5,primal' has 6 layers; the stack has 2"),
         (["--tokens", "128"], "tokens differ"),

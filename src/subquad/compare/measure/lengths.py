@@ -99,7 +99,7 @@ class Lengths(Measurement):
             return []
         own = [shape_at(plan, length).length for length in plan.task_lengths]
         others = sorted({shape_at(plan, length).length for length in plan.lengths} - set(own))
-        return [_step(part, length) for length in [*own, *others] for part in parts_of(plan)]
+        return [_step(part, length) for group in (own, others) for part in parts_of(plan) for length in group]
 
     def measure(
         self,

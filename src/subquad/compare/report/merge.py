@@ -1,7 +1,7 @@
 """Results of several machines as one: a mechanism or a seed may have been trained on each.
 
-What was compared must be the same: task, recipe, metric and baseline. Trials are put together; the same trial twice must
-agree. Covariances between trials of different machines are unknown and taken as 0, which makes intervals of their
+What was compared must be the same: task, recipe, metric and baseline. Trials are put together; the same trial twice
+must agree. Covariances between trials of different machines are unknown and taken as 0, which makes intervals of their
 differences too wide rather than too narrow. Times of different machines cannot be compared: for each length, and
 each other measurement, those of the first result that has them are kept.
 """
