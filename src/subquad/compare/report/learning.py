@@ -5,7 +5,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from subquad.compare.records import Trial
+from subquad.compare.report.quality import quality
 from subquad.compare.report.result import Metric, Result
+from subquad.compare.report.section import ReferenceLine
 from subquad.tasks.base import Floor
 
 LEAST_VALIDATIONS = 5
@@ -96,3 +98,13 @@ def _worse_end(trial: Trial, metric: Metric) -> float | None:
 def _quality(value: float, metric: Metric) -> float:
     """The value as a number of which more is better."""
     return value if metric.better == "higher" else -value
+
+
+def floor_lines(result: Result) -> list[ReferenceLine]:
+    """What simple models and a model without mixing reach."""
+    trained = [mechanism.label for mechanism in result.mechanisms if mechanism.floor]
+    means = {label: estimate.mean for label in trained if (estimate := quality(result, label)) is not None}
+    return [
+        *(ReferenceLine(floor.name, floor.value) for floor in result.floors),
+        *(ReferenceLine(*item) for item in means.items()),
+    ]

@@ -7,9 +7,10 @@ from typing import Literal
 from subquad.compare.measure.costs import PASSES
 from subquad.compare.report.fairness import TrialNumber, trial_mean
 from subquad.compare.report.formatting import format_number, format_quantity, format_seeds
+from subquad.compare.report.learning import floor_lines
 from subquad.compare.report.quality import quality
 from subquad.compare.report.result import Result
-from subquad.compare.report.section import Axis, Content, Control, Plot, PlotPoint, ReferenceLine, Section, Series, View
+from subquad.compare.report.section import Axis, Content, Control, Plot, PlotPoint, Section, Series, View
 from subquad.compare.report.speed import shown_part, task_length, timing
 from subquad.compare.statistics.scores import Estimate
 
@@ -64,16 +65,6 @@ def _point(result: Result, axis: CostAxis, label: str) -> PlotPoint:
     seeds = [trial.scores[name].value for trial in result.trials_of(label) if name in trial.scores]
     dots = seeds if len(seeds) > 1 else []
     return PlotPoint(axis.values[label], estimate.mean, lines, estimate.low, estimate.high, hollow, dots)
-
-
-def floor_lines(result: Result) -> list[ReferenceLine]:
-    """What simple models and a model without mixing reach."""
-    trained = [mechanism.label for mechanism in result.mechanisms if mechanism.floor]
-    means = {label: estimate.mean for label in trained if (estimate := quality(result, label)) is not None}
-    return [
-        *(ReferenceLine(floor.name, floor.value) for floor in result.floors),
-        *(ReferenceLine(*item) for item in means.items()),
-    ]
 
 
 def _interval(estimate: Estimate, digits: int) -> str:

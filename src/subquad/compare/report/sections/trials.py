@@ -14,6 +14,7 @@ from subquad.compare.report.formatting import (
     format_seeds,
     format_setting,
 )
+from subquad.compare.report.learning import floor_lines
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import (
     Axis,
@@ -27,7 +28,6 @@ from subquad.compare.report.section import (
     View,
     states_of,
 )
-from subquad.compare.report.sections.pareto import floor_lines
 
 Value = Literal["value", "loss"]
 By = Literal["update", "seconds"]
