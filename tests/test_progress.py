@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from subquad import progress as module
-from subquad.progress import Progress, format_duration
+from subquad.progress import Progress, TrainingProgress, format_duration
 
 
 @pytest.fixture
@@ -100,3 +100,17 @@ with Progress(2) as progress:
 
 def test_durations() -> None:
     assert [format_duration(seconds) for seconds in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
+
+
+def test_a_log_of_a_training_has_a_line_for_every_tenth_update() -> None:
+    stream = io.StringIO()
+    with TrainingProgress(every=10, stream=stream) as progress:
+        for update in range(1, 31):
+            progress.show_update(1, update, {"loss": 2.0, "ppl": 1.0, "primal": 0.5}, 100, 1e-3, update / 60)
+        progress.note("validation: ppl 1.00")
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 4
+    assert lines[0].startswith("epoch 1 | update 10 | loss 2.000 | ppl 1.00 | primal 0.5 | lr 1.00e-03 | ")
+    for part in ("tokens/s", "left", "GB"):
+        assert part in lines[0]
+    assert "\r" not in stream.getvalue()

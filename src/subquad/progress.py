@@ -1,11 +1,13 @@
 """How far long work has come, on stderr: one live line on a terminal, drawn by rich, and plain lines in a log file.
 
-The command line, training and data preparation all report through `Progress`.
+The command line and data preparation report through `Progress`, and training through `TrainingProgress`.
 """
 
 import os
 import sys
 import time
+from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -16,6 +18,10 @@ REFRESH_SECONDS = 0.2
 """The time between two changes of a terminal's line."""
 LOG_SECONDS = 10.0
 """The least time between two lines of a log, where updates come more often."""
+SPEED_UPDATES = 50
+"""The speed of training is the mean of so many of the last updates."""
+FORMATS = {"loss": ".3f", "ppl": ".2f"}
+"""How metrics of an update are written; the others have four digits."""
 
 
 class Progress:
@@ -142,6 +148,62 @@ class Progress:
             self.done = self.total - 1  # there were fewer steps than expected
             self("done")
         self.close()
+
+
+class TrainingProgress(Progress):
+    """Shows loss, learning rate, tokens a second, memory and the time left of a training.
+
+    A terminal shows every update on one line, a log every n-th as a line of its own.
+    """
+
+    def __init__(self, every: int = 100, *, stream: TextIO | None = None, live: bool | None = None) -> None:
+        """every: how many updates of a log share a line. stream, live: see `Progress`."""
+        super().__init__(1.0, stream=stream, live=live)
+        self.every = every
+        self.recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=SPEED_UPDATES)
+
+    def show_update(
+        self, epoch: int, update: int, metrics: Mapping[str, float], targets: int, lr: float, done: float
+    ) -> None:
+        """Shows an update. targets: how many tokens it learned to predict; done: the share of the run that is over."""
+        self.recent.append((time.monotonic(), targets))
+        parts = [f"epoch {epoch}", f"update {update:,}"]
+        parts += [f"{name} {value:{FORMATS.get(name, '.4g')}}" for name, value in metrics.items()]
+        parts.append(f"lr {lr:.2e}")
+        if (speed := self.tokens_per_second()) is not None:
+            parts.append(f"{speed:,.0f} tokens/s")
+        parts.append(f"{peak_memory() / 2**30:.2f} GB")
+        self.update(" | ".join(parts), done, log=update % self.every == 0)
+
+    def pause(self) -> None:
+        """Leaves the time since the last update, such as that of a validation, out of the speed."""
+        self.recent.clear()
+        self.recent.append((time.monotonic(), 0))
+
+    def tokens_per_second(self) -> float | None:
+        """The speed of the last updates; None before the first."""
+        passed = self.recent[-1][0] - self.recent[0][0]
+        tokens = sum(count for _, count in list(self.recent)[1:])
+        return tokens / passed if passed > 0 and tokens else None
+
+
+def peak_memory() -> int:
+    """Bytes at the worst moment so far: of the GPU where torch uses one, otherwise of the process."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def format_metrics(values: Mapping[str, float]) -> str:
+    """Metrics in one line."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def format_duration(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """Checkpoints: bit-exact resume with dropout on, damage by name, fallback, rotation, averages; and the metrics log."""
 
-import io
 import json
 import random
 import resource
@@ -35,7 +34,6 @@ from subquad.train.checkpoint import (
 )
 from subquad.train.metrics_log import MetricsLog, read_metrics
 from subquad.train.optim import OptimConfig, build_optimizer, optimizer_state, restore_optimizer, set_learning_rate
-from subquad.train.progress import TrainingProgress
 from subquad.train.rng import rng_state, set_rng_state
 from tests.originals.files import FOLDER
 from tests.originals.training import check_average
@@ -316,17 +314,3 @@ def test_half_a_line_of_metrics_is_taken_back(tmp_path: Path) -> None:
         log.write("train", 2, {"loss": 0.5})
     log.write("train", 2, {"loss": 0.5})
     assert [record["update"] for record in read_metrics(path)] == [1, 2]
-
-
-def test_progress_in_a_log_is_plain_lines() -> None:
-    stream = io.StringIO()
-    with TrainingProgress(every=10, stream=stream) as progress:
-        for update in range(1, 31):
-            progress(1, update, {"loss": 2.0, "ppl": 1.0, "primal": 0.5}, 100, 1e-3, update / 60)
-        progress.note("validation: ppl 1.00")
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 4
-    assert lines[0].startswith("epoch 1 | update 10 | loss 2.000 | ppl 1.00 | primal 0.5 | lr 1.00e-03 | ")
-    for part in ("tokens/s", "left", "GB"):
-        assert part in lines[0]
-    assert "\r" not in stream.getvalue()

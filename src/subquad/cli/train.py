@@ -55,7 +55,7 @@ def train(
     torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml train.accumulate=2 --out runs/two
     """
     from subquad import api
-    from subquad.train.progress import format_metrics
+    from subquad.progress import format_metrics
 
     given = [*(changes or [])]
     if dry_run:

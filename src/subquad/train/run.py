@@ -32,11 +32,11 @@ from subquad.evaluate.report import Evaluation
 from subquad.files import CHECKSUM, read_metadata, read_yaml, wrap_corrupt_data_errors, write_json, write_text
 from subquad.models import Model, build_from_config
 from subquad.models.storage import load_weights
+from subquad.progress import TrainingProgress
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions, Task
 from subquad.tasks.sample_shards import SampleShards
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, join, leave
-from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import Trainer

@@ -29,6 +29,7 @@ from subquad.models.seeded import build_seeded
 from subquad.models.storage import load_weights
 from subquad.nn.stack import Stack
 from subquad.processes import StopRequest, stop_requests
+from subquad.progress import TrainingProgress, format_metrics
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import (
     BestMetric,
@@ -67,7 +68,6 @@ from subquad.train.optim import (
     set_learning_rate,
 )
 from subquad.train.profiler import Phases
-from subquad.train.progress import TrainingProgress, format_metrics
 from subquad.train.recipe import Recipe
 from subquad.train.rng import rng_state, seed_all, set_rng_state, torch_rng_state
 from subquad.train.schedules import Schedule
@@ -349,7 +349,7 @@ class Trainer:
     def _report(self, step: StepMetrics) -> None:
         metrics = self.task.metrics(step.sums, step.targets)
         shown = {"loss": step.loss, **{name: value for name, value in metrics.items() if name != "loss"}}
-        self.progress(self.cursor.epoch + 1, self.update, shown, step.targets, step.lr, self._share_done())
+        self.progress.show_update(self.cursor.epoch + 1, self.update, shown, step.targets, step.lr, self._share_done())
         if self.update % self.recipe.train.log_every == 0:
             speed = self.progress.tokens_per_second()
             values = {**metrics, "train_loss": step.loss, "lr": step.lr, "norm": step.grad_norm}

@@ -13,11 +13,10 @@ from pathlib import Path
 from subquad.environment import environment
 from subquad.evaluate.report import EvaluationReport, find_evaluation, read_task, write_evaluation
 from subquad.evaluate.significance import RESAMPLES
-from subquad.progress import Progress
+from subquad.progress import Progress, TrainingProgress
 from subquad.tasks.sample_shards import STEPS
 from subquad.train import checkpoint as stored
 from subquad.train.profiler import Profile, profile_updates
-from subquad.train.progress import TrainingProgress
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import (
     RECIPE,
