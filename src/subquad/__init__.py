@@ -7,14 +7,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from subquad.api import Run, compare, dry_run, evaluate, load_run, train
+    from subquad.api import compare, dry_run, evaluate, load_run, train
     from subquad.interop.patching import swap
+    from subquad.run import Run
 
 __version__ = "0.1.0"
 __all__ = ["Run", "compare", "dry_run", "evaluate", "load_run", "swap", "train"]
 
-_LAZY = {**dict.fromkeys(("Run", "dry_run", "load_run"), "subquad.api"), "swap": "subquad.interop.patching"}
-"""Names by the module that has them, which is imported when one is asked for: `import subquad` imports no torch."""
+_LAZY = {
+    "Run": "subquad.run",
+    "dry_run": "subquad.api",
+    "load_run": "subquad.api",
+    "swap": "subquad.interop.patching",
+}
+"""The module of each name. It is imported when the name is first used, so that `import subquad` imports no torch."""
 _FUNCTIONS_AND_FOLDERS = ("compare", "evaluate", "train")
 """`subquad.train` is a function of `subquad.api`, and a folder of modules. See `_CallableFolder`."""
 

@@ -12,37 +12,40 @@ their words, call the same functions, and show what they return.
 """
 
 import io
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from subquad.compare import Comparison, Result
 from subquad.compare.comparison import LENGTHS, MAX_SECONDS, SEEDS, TOKENS
 from subquad.compare.matching import Match
 from subquad.compare.statistics.times import LOOKS
-from subquad.data.tokenizers import Tokenizer
-from subquad.decode.classify import ClassProbabilities, ImageClassifier
-from subquad.decode.generate import Generator
-from subquad.decode.options import DecodeOptions, SampleOptions
-from subquad.decode.translate import Translator
 from subquad.evaluate.report import EvaluationReport
 from subquad.evaluate.significance import RESAMPLES
-from subquad.models import LanguageModel, Model, Seq2Seq
 from subquad.models.costs import estimate_costs
-from subquad.progress import Progress
-from subquad.tasks.image_classification import image_classifier
+from subquad.progress import Progress, TrainingProgress
+from subquad.run import Run
 from subquad.train import checkpoint as stored
-from subquad.train.profiler import Profile
+from subquad.train.profiler import Profile, profile_updates
 from subquad.train.recipe import Recipe, read_recipe
-from subquad.train.run import RECIPE, LoadedRun, find_checkpoint, load_trained, train_run
+from subquad.train.run import (
+    RECIPE,
+    check_run,
+    distributed_workers,
+    evaluate_to_file,
+    find_checkpoint,
+    locked,
+    open_task,
+    train_run,
+)
 from subquad.train.trackers import local_run
-from subquad.train.workflows import average_checkpoints, evaluate_to_file, profile_run
+from subquad.train.trainer import Trainer
 
 __all__ = [
     "DryRun",
-    "Run",
     "average_checkpoints",
     "compare",
     "dry_run",
@@ -61,7 +64,7 @@ RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 def train(
     recipe: RecipeLike, *changes: str, out: str | Path | None = None, quiet: bool = False, **sections: Any
-) -> "Run":
+) -> Run:
     """Trains a model by a recipe, or goes on with a run that was interrupted, and returns the run.
 
     recipe: the path of a YAML file, or its content as a mapping. changes: as on the command line, such as
@@ -101,8 +104,21 @@ def trained_run_of(recipe: RecipeLike) -> Path | None:
 
 
 def profile(recipe: RecipeLike, *changes: str, updates: int, out: str | Path | None = None, **sections: Any) -> Profile:
-    """Measures where the time of some updates goes, and writes profile.json into the run directory; see `train`."""
-    return profile_run(read_recipe(recipe, [*changes, sections]), run_folder(recipe, out), updates)
+    """Measures where the time of some updates goes, and writes it to profile.json of the run directory; see `train`.
+
+    No weights are kept.
+    """
+    read, folder = read_recipe(recipe, [*changes, sections]), run_folder(recipe, out)
+    with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
+        task = open_task(read, folder, workers)
+        # what the updates log must not become a part of the run
+        with tempfile.TemporaryDirectory() as scratch, TrainingProgress(stream=io.StringIO()) as progress:
+            trainer = Trainer(read, task, Path(scratch), progress, [], workers)
+            with closing(trainer.updates()) as steps:
+                found = profile_updates(lambda: next(steps), trainer.phases, updates)
+        if workers.is_rank_zero:
+            found.write(folder)
+        return found
 
 
 @dataclass(frozen=True)
@@ -155,131 +171,6 @@ def _find_problem(recipe: Recipe, name: str, files: Sequence[str]) -> str | None
 # ---------------------------------------------------------------------- trained runs
 
 
-class Run:
-    """A run directory, as `train` and `load_run` return it. Its model is loaded when it is first needed."""
-
-    def __init__(self, folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> None:
-        """See `load_run`."""
-        self.folder = local_run(folder)
-        self._checkpoint, self._changes = checkpoint, changes
-
-    @cached_property
-    def loaded(self) -> LoadedRun:
-        """The run with the weights of its checkpoint."""
-        return load_trained(self.folder, self._checkpoint, self._changes)
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.loaded.recipe
-
-    @property
-    def model(self) -> Model:
-        """The model, in eval mode, on the GPU if there is one."""
-        return self.loaded.model
-
-    def tokenizer(self, side: str = "text") -> Tokenizer:
-        """The tokenizer of a side: "source" and "target" in translation, otherwise "text"."""
-        return self.loaded.tokenizer(side)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the last validation; none if there was none yet."""
-        saved = stored.checkpoints(stored.checkpoint_folder(self.folder))  # an interrupted training saves without them
-        return next((metrics for path in saved if (metrics := stored.read_state(path).metrics)), {})
-
-    @property
-    def updates(self) -> int:
-        """How many updates the run has been trained for."""
-        return self._last_state.update
-
-    @cached_property
-    def _last_state(self) -> stored.TrainState:
-        return stored.read_state(find_checkpoint(self.folder, read_recipe(self.folder / RECIPE), "last"))
-
-    # ------------------------------------------------------------------ use
-
-    def translator(self, *others: "Run", alignments: bool = False, **decode: Any) -> Translator:
-        """Translates many lines. others: runs that form an ensemble with this one. decode: see `DecodeOptions`."""
-        models = []
-        for run in (self, *others):
-            if not isinstance(run.model, Seq2Seq):
-                raise ValueError(f"{run.folder} is a run of task {run.recipe.task}; only runs of translation translate")
-            for side in ("source", "target"):
-                if run.tokenizer(side).fingerprint() != self.tokenizer(side).fingerprint():
-                    raise ValueError(f"{run.folder} and {self.folder} have different tokenizers: no ensemble of them")
-            models.append(run.model)
-        options = self._decode_options(decode)
-        return Translator(models, self.tokenizer("source"), self.tokenizer("target"), options, alignments=alignments)
-
-    @overload
-    def translate(self, texts: str, **decode: Any) -> str: ...
-    @overload
-    def translate(self, texts: Sequence[str], **decode: Any) -> list[str]: ...
-    def translate(self, texts: str | Sequence[str], **decode: Any) -> str | list[str]:
-        """The translation of a text, or of each text of a list. decode: options of `DecodeOptions`, such as `beam`.
-
-        >>> import subquad
-        >>> run = subquad.load_run("runs/phrases")
-        >>> german = run.translate(["5 km", "3 May"], beam=4)
-        >>> len(german)
-        2
-        """
-        given = [texts] if isinstance(texts, str) else texts
-        found = [result.text for result in self.translator(**decode).translate(given)]
-        return found[0] if isinstance(texts, str) else found
-
-    def generator(self, *others: "Run", **decode: Any) -> Generator:
-        """Continues many texts. others: runs that form an ensemble with this one. decode: see `DecodeOptions`."""
-        models = []
-        for run in (self, *others):
-            if not isinstance(run.model, LanguageModel):
-                raise ValueError(f"{run.folder} is a run of task {run.recipe.task}; only language models generate text")
-            models.append(run.model)
-        return Generator(models, self.tokenizer("text"), self._decode_options(decode))
-
-    @overload
-    def generate(self, prompts: str = "", tokens: int = 100, **options: Any) -> str: ...
-    @overload
-    def generate(self, prompts: Sequence[str], tokens: int = 100, **options: Any) -> list[str]: ...
-    def generate(self, prompts: str | Sequence[str] = "", tokens: int = 100, **options: Any) -> str | list[str]:
-        """A text that begins with the prompt, or one for each prompt of a list, with at most `tokens` more tokens.
-
-        options: of `SampleOptions`, such as `temperature`.
-
-        >>> import subquad
-        >>> run = subquad.load_run("runs/speeches")
-        >>> run.generate("My fellow", tokens=20, temperature=0.8, seed=1).startswith("My fellow")
-        True
-        """
-        given = [prompts] if isinstance(prompts, str) else prompts
-        found = self.generator().sample(given, tokens, SampleOptions.parse("sampling", options))
-        return found[0].text if isinstance(prompts, str) else [one.text for one in found]
-
-    def classifier(self) -> ImageClassifier:
-        """Classifies many images."""
-        return image_classifier(self.loaded)
-
-    def classify(self, *files: str | Path) -> dict[str, ClassProbabilities]:
-        """The most probable classes of images with their probabilities, by the name of the image.
-
-        files: images, or files of numpy with one or several images.
-
-        >>> import subquad
-        >>> classes = subquad.load_run("runs/digits").classify("images.npy")
-        >>> list(classes), len(classes["images.npy[0]"])
-        (['images.npy[0]', 'images.npy[1]'], 5)
-        """
-        classifier = self.classifier()
-        return {name: classes for file in files for name, classes in classifier.classify_file(str(file))}
-
-    def _decode_options(self, given: Mapping[str, Any]) -> DecodeOptions:
-        """The recipe's section `decode`, with the options that were given; those that are None were not."""
-        changes = {name: value for name, value in given.items() if value is not None}
-        if "nbest" in changes and "beam" not in changes:
-            changes["beam"] = max(self.recipe.decode.beam, changes["nbest"])
-        return DecodeOptions.parse("decoding", self.recipe.decode.model_dump() | changes)
-
-
 def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> Run:
     """A trained run, with its model loaded.
 
@@ -295,6 +186,40 @@ def load_run(folder: str | Path, checkpoint: str = "best", changes: Sequence[str
     run = Run(folder, checkpoint, changes)
     assert run.loaded  # mistakes show here, not when the run is first used
     return run
+
+
+def average_checkpoints(
+    run: Path,
+    checkpoints: Sequence[str] = (),
+    *,
+    epochs: int | None = None,
+    updates: int | None = None,
+    up_to: int | None = None,
+    name: str = "average",
+) -> tuple[Path, list[str]]:
+    """Writes the mean of the weights of several checkpoints as a checkpoint of the run; its folder and what is in it.
+
+    checkpoints: by name or path. epochs, updates: instead of them, the newest so many that were saved at the end of an
+    epoch, or in all, none of them after the epoch or update `up_to`.
+    """
+    if sum(bool(given) for given in (checkpoints, epochs, updates)) != 1:
+        raise ValueError("say which checkpoints to average, in one way: by their names, or how many epochs or updates")
+    if up_to is not None and checkpoints:
+        raise ValueError("a last epoch or update goes with a number of epochs or updates, not with names")
+    if "/" in name or not name:
+        raise ValueError(f"{name!r} is a path, where the name of the result is needed: it will be RUN/checkpoints/NAME")
+    check_run(run)
+    folder = stored.checkpoint_folder(run)
+    if checkpoints:
+        recipe = read_recipe(run / RECIPE)
+        chosen = [find_checkpoint(run, recipe, one) for one in checkpoints]
+    else:
+        chosen = stored.newest(folder, epochs or updates or 1, up_to=up_to, epoch_ends=epochs is not None)
+    weights = stored.average(chosen, ema=stored.has_average(chosen[0]))
+    latest = max((stored.read_state(path) for path in chosen), key=lambda state: state.update)
+    names = [path.name for path in chosen]
+    state = stored.TrainState(latest.update, latest.epoch, extra={"average of": names})
+    return stored.save_weights(folder / name, weights, state), names
 
 
 # ---------------------------------------------------------------------- evaluation

@@ -11,8 +11,7 @@ from subquad.compare.plan import TrialName, read_plan
 from subquad.compare.trials import EVALUATION, Trials
 from subquad.processes import run_main
 from subquad.train.recipe import Recipe
-from subquad.train.run import train_run
-from subquad.train.workflows import evaluate_to_file
+from subquad.train.run import evaluate_to_file, train_run
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ another program gets its data when training goes on. Using a run opens neither t
 import fcntl
 import io
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,13 +29,14 @@ from subquad.data.text.prepare import ReportProgress
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
 from subquad.decode.options import DecodeOptions
 from subquad.environment import environment
-from subquad.evaluate.report import Evaluation
+from subquad.evaluate.report import Evaluation, EvaluationReport, find_evaluation, read_task, write_evaluation
+from subquad.evaluate.significance import RESAMPLES
 from subquad.files import CHECKSUM, read_metadata, read_yaml, wrap_corrupt_data_errors, write_json, write_text
 from subquad.models import Model, build_from_config
 from subquad.models.storage import load_weights
-from subquad.progress import TrainingProgress
+from subquad.progress import Progress, TrainingProgress
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions, Task
-from subquad.tasks.sample_shards import SampleShards
+from subquad.tasks.sample_shards import STEPS, SampleShards
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, join, leave
 from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
@@ -294,3 +296,55 @@ def evaluate_run(
     shards = SampleShards(workers.rank, workers.world, workers.all_gather, report or (lambda _: None))
     with torch.inference_mode():
         return task.evaluate(run, split, shards, EvaluationOptions(context_window))
+
+
+def evaluate_to_file(
+    run: Path | LoadedRun,
+    split: str,
+    path: Path,
+    *,
+    checkpoint: str = "best",
+    changes: Sequence[str] = (),
+    context_window: int = 0,
+    against: Path | None = None,
+    resamples: int = RESAMPLES,
+    quiet: bool = False,
+) -> EvaluationReport:
+    """Evaluates a run on a split and writes the result to `path`, with the statistics of every sample beside it.
+
+    run: its folder, of which a checkpoint is loaded, or a run that is loaded already. against: a run that was evaluated
+    on the same split, to test whether the two differ.
+    """
+    if path.suffix != ".json":
+        raise ValueError(f"{path}: the name of a JSON file is needed, such as {path}.json")
+    other = find_evaluation(against, split) if against is not None else None
+    with distributed_workers() as workers:
+        loaded = run if isinstance(run, LoadedRun) else load_trained(run, checkpoint, changes)
+        task = loaded.recipe.task_class
+        if other is not None and (theirs := read_task(other)) != task.name:
+            runs = f"{loaded.folder} is a run of task {task.name}, {other} of {theirs}"
+            raise ValueError(f"{runs}: the two cannot be compared")
+        start = time.monotonic()
+        silent = io.StringIO() if quiet or not workers.is_rank_zero else None
+        with Progress(STEPS * task.evaluation_passes, stream=silent) as progress:
+            found = evaluate_run(loaded, split, context_window=context_window, workers=workers, report=progress)
+        report = EvaluationReport(
+            path=path,
+            task=task.name,
+            split=split,
+            samples=found.samples,
+            lost=found.lost,
+            metrics=found.estimates(resamples),
+            data=found.data,
+            settings=found.settings,
+            counts=found.counts,
+            run=str(loaded.folder),
+            checkpoint=loaded.checkpoint.name,
+            update=loaded.update,
+            seconds=round(time.monotonic() - start, 3),
+            environment=environment(loaded.device),
+            against=found.differences(other, resamples) if other is not None else None,
+        )
+        if workers.is_rank_zero:
+            write_evaluation(found, report)
+    return report
