@@ -13,7 +13,15 @@ from subquad.data.blocks import BlockOptions, Blocks
 from subquad.data.tokenizers.fairseq import FairseqDictionary, WordTokenizer
 from subquad.data.tokenizers.simple import ByteTokenizer
 from subquad.evaluate.accuracy import accuracy, class_ranks
-from subquad.evaluate.bleu import bleu, chrf, compound_bleu, split_compounds, token_bleu, word_bleu, word_splitter
+from subquad.evaluate.bleu_and_chrf import (
+    bleu,
+    chrf,
+    compound_bleu,
+    split_compounds,
+    token_bleu,
+    word_bleu,
+    word_splitter,
+)
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.perplexity import ContextBlocks, TextSize, TokenLines, bits_per_unit, perplexity
 from subquad.evaluate.significance import confidence_interval, paired_test, resample_sums

@@ -14,7 +14,7 @@ import torch
 from subquad.data.tokenizers.fairseq import post_process
 from subquad.decode.options import DecodeOptions
 from subquad.decode.translate import Candidate, Translator
-from subquad.evaluate.bleu import token_bleu
+from subquad.evaluate.bleu_and_chrf import token_bleu
 from subquad.interop.checkpoints import import_checkpoint
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import Seq2Seq

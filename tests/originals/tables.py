@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from subquad.evaluate.bleu import token_bleu
+from subquad.evaluate.bleu_and_chrf import token_bleu
 from subquad.models import Model, build_model, preset
 from subquad.models.costs import estimate_costs
 from subquad.models.presets import PRESETS

@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from subquad.config import Options
+from subquad.data.stable_rng import StableRng
 
 Batch = np.ndarray  # (samples,) int64: the indices of the samples
 Item = TypeVar("Item")
@@ -85,21 +86,6 @@ def _num_fitting(ordered: np.ndarray, start: int, budget: Budget) -> int:
     most = min(most, budget.max_tokens // max(1, int(ordered[start])))
     costs = np.maximum.accumulate(ordered[start : start + most]) * np.arange(1, most + 1)
     return int(np.searchsorted(costs, budget.max_tokens, side="right"))
-
-
-class StableRng:
-    """A random generator whose permutations depend only on the given seeds, in every version of numpy.
-
-    It uses the raw output of PCG64, which numpy guarantees. What `Generator.permutation` gives may change.
-    """
-
-    def __init__(self, *seeds: int) -> None:
-        if min(seeds) < 0:
-            raise ValueError(f"seeds and numbers of epochs must be 0 or more, got {min(seeds)}")
-        self.bits = np.random.PCG64(np.random.SeedSequence(seeds))
-
-    def permutation(self, count: int) -> np.ndarray:
-        return np.argsort(self.bits.random_raw(count), kind="stable")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig
 from subquad.decode.limits import max_source_length, max_text_length
 from subquad.decode.translate import Translator
-from subquad.evaluate.bleu import bleu, bleu_score, chrf, compound_bleu, word_bleu, word_splitter
+from subquad.evaluate.bleu_and_chrf import bleu, bleu_score, chrf, compound_bleu, word_bleu, word_splitter
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.perplexity import TokenLines, perplexity
 from subquad.evaluate.report import Evaluation

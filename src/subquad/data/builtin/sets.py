@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import Field
 
 from subquad.config import Options, nearest
-from subquad.data.batches import StableRng
 from subquad.data.images.arrays import ArrayImages
+from subquad.data.stable_rng import StableRng
 from subquad.packages import require, require_folder
 
 SPLITS = ("train", "valid", "test")
