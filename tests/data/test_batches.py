@@ -15,6 +15,7 @@ from subquad.data.batches import (
     batches_by_tokens,
     collate_pairs,
     shard,
+    split_batches,
     too_long,
 )
 from subquad.data.blocks import BlockOptions, Blocks, collate_blocks
@@ -201,3 +202,12 @@ def test_windows_begin_where_the_evaluator_wants():
     assert targets.tolist() == [11, EOS, 12, EOS]
     with pytest.raises(ValueError, match="no lines"):
         Blocks(Lines([]), BlockOptions(), EOS)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_rank_has_as_many_batches_and_each_batch_counts_once(world: int) -> None:
+    for count in range(1, 12):
+        shares = [split_batches(range(count), rank, world) for rank in range(world)]
+        assert len({len(batches) for batches, _ in shares}) == 1
+        counted = [batch for batches, idle in shares for batch in (batches[:-1] if idle else batches)]
+        assert sorted(counted) == list(range(count))

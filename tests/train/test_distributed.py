@@ -14,7 +14,7 @@ from subquad.cli.main import run as command
 from subquad.data.batches import BatchPlan
 from subquad.models import build_from_config
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
-from subquad.train.distributed import DistributedLoss, Workers, split_batches
+from subquad.train.distributed import DistributedLoss, Workers
 from subquad.train.metrics_log import read_metrics
 from subquad.train.recipe import read_recipe
 from subquad.train.run import build_task
@@ -164,12 +164,3 @@ def test_weights_of_another_block_cannot_be_sharded() -> None:
     model = build_from_config({"kind": "masked-language-model", "vocab": 9, "dim": 16, "encoder": stack})
     with pytest.raises(ValueError, match=r"train\.sharded: share_layers"):
         DistributedLoss(model, lambda *_: pytest.fail("not called"), Workers(0, 2), sharded=True)
-
-
-@pytest.mark.parametrize("count", range(1, 12))
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_every_worker_has_as_many_batches_and_each_batch_counts_once(count: int, world: int) -> None:
-    shares = [split_batches(range(count), Workers(rank, world)) for rank in range(world)]
-    assert len({len(batches) for batches, _ in shares}) == 1
-    counted = [batch for batches, idle in shares for batch in (batches[:-1] if idle else batches)]
-    assert sorted(counted) == list(range(count))

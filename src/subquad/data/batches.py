@@ -161,6 +161,37 @@ def shard(batches: Sequence[Item], rank: int, world: int) -> list[Item]:
     return list(batches[rank::world])
 
 
+def split_batches(batches: Sequence[Item], rank: int, world: int) -> tuple[list[Item], bool]:
+    """Returns the batches of one of `world` ranks, and whether the last of them belongs to another rank.
+
+    Every rank gets the same number of batches, because all of them exchange gradients in each pass. A rank that has one
+    batch too few takes a batch of another rank along, which must not count.
+    """
+    own = shard(batches, rank, world)
+    idle = len(own) * world < len(batches)
+    return [*own, batches[0]] if idle else own, idle
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """What one rank does in an update of the model.
+
+    batches: each with its place in all of training. idle: whether the last of them is another rank's, see
+    `split_batches`. used: the number of batches of all ranks together.
+    """
+
+    batches: list[tuple[Batch, Cursor]]
+    idle: bool
+    used: int
+
+
+def plan_updates(plan: BatchPlan, cursor: Cursor, accumulate: int, rank: int, world: int) -> list[UpdatePlan]:
+    """Returns what one of `world` ranks does in the rest of an epoch; an update is made of `accumulate` batches."""
+    batches = [(batch, Cursor(cursor.epoch, place)) for place, batch in enumerate(plan.rest(cursor), cursor.batch)]
+    groups = [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
+    return [UpdatePlan(*split_batches(group, rank, world), len(group)) for group in groups]
+
+
 def collate_pairs(samples: Sequence[tuple[ArrayLike, ArrayLike]], pad: int, eos: int) -> dict[str, Tensor]:
     """Returns (source, target) samples, which have no special tokens, as tensors that are padded on the right.
 

@@ -9,7 +9,7 @@ weights stay equal to the bit. A process without torchrun is the only one.
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from subquad.data.batches import BatchPlan, prefetch, shard, to_device
+from subquad.data.batches import BatchPlan, prefetch, split_batches, to_device
 from subquad.mixers import Mixer
 from subquad.models import Model
 from subquad.nn.block import Block
@@ -33,7 +33,6 @@ from subquad.tasks.sample_shards import evaluation_budget
 TensorBatch = Mapping[str, Tensor]
 LossOf = Callable[[TensorBatch], LossOutput]
 ModelType = TypeVar("ModelType", bound=Model)
-Item = TypeVar("Item")
 COUNT = ".count"  # a name that no task uses
 STOP_EVERY = 8
 """Batches after which processes ask one another whether to stop."""
@@ -284,17 +283,6 @@ def _skips_blocks(module: nn.Module) -> bool:
     return any(isinstance(part, Stack) and part.config.layer_drop > 0 for part in module.modules())
 
 
-def split_batches(batches: Sequence[Item], workers: Workers) -> tuple[list[Item], bool]:
-    """This worker's batches, and whether the last of them is another's.
-
-    Every worker has the same number, for they meet in each pass. One whose batches ran out takes along what another
-    has; nothing of it counts.
-    """
-    own = shard(batches, workers.rank, workers.world)
-    idle = len(own) * workers.world < len(batches)
-    return [*own, batches[0]] if idle else own, idle
-
-
 # ---------------------------------------------------------------------- a validation that processes share
 
 
@@ -316,7 +304,7 @@ def validate(
     model.eval()
     sums: dict[str, Tensor | float] = {}
     plan = BatchPlan(*samples.sizes, budget=task.budget(evaluation_budget(samples)), shuffle=False)
-    own, idle = split_batches(plan.epoch(0), workers)
+    own, idle = split_batches(plan.epoch(0), workers.rank, workers.world)
     with torch.no_grad(), closing(prefetch(samples.batch, own, threads)) as batches:
         for number, batch in enumerate(batches, 1):
             if number % STOP_EVERY == 0 and stop():

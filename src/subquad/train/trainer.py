@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from subquad.data.batches import Batch, BatchPlan, Cursor, batch_seed, prefetch, to_device
+from subquad.data.batches import BatchPlan, Cursor, UpdatePlan, batch_seed, plan_updates, prefetch, to_device
 from subquad.files import wrap_corrupt_data_errors
 from subquad.models import Model
 from subquad.models.base import compile_blocks
@@ -52,7 +52,6 @@ from subquad.train.distributed import (
     add_sums,
     gather_to_first,
     shard_like,
-    split_batches,
     validate,
 )
 from subquad.train.metrics_log import MetricsLog
@@ -77,16 +76,6 @@ SEEDS_APART = 1_000_003
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 LOSS, LATE, STOP = ".loss", ".late", ".stop"  # names that no task uses
 Attempt = tuple[TensorBatch, dict[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class UpdatePlan:
-    """What a process does in an update. batches: numbers of samples, with the batch's place in all of training; idle:
-    the last of them is another process's; used: batches of all processes together."""
-
-    batches: list[tuple[Batch, Cursor]]
-    idle: bool
-    used: int
 
 
 @dataclass(frozen=True)
@@ -313,25 +302,18 @@ class Trainer:
 
     def updates(self) -> Generator[bool]:
         """Trains for as long as it is asked to: one update for each `next`, which says whether an epoch ended."""
+        accumulate, threads = self.recipe.train.accumulate, self.recipe.train.data_workers
         while True:
             with self.phases("data"):
-                plans = self._plan_epoch()
-            with closing(prefetch(self._build_batches, plans, self.recipe.train.data_workers)) as built:
+                plans = plan_updates(self.plan, self.cursor, accumulate, self.workers.rank, self.workers.world)
+                self.batches_of_epoch = self.cursor.batch + sum(plan.used for plan in plans)
+            with closing(prefetch(self._build_batches, plans, threads)) as built:
                 for plan in plans:
                     with self.phases("data"):
                         batches = [to_device(batch, self.device) for batch in next(built)]
                     self._step(batches, plan.idle)
                     self.cursor = self.cursor.after(plan.used, self.batches_of_epoch)
                     yield self.cursor.batch == 0
-
-    def _plan_epoch(self) -> list[UpdatePlan]:
-        """What is left of the epoch, update by update."""
-        cursor, size = self.cursor, self.recipe.train.accumulate
-        rest = self.plan.rest(cursor)
-        self.batches_of_epoch = cursor.batch + len(rest)
-        placed = [(numbers, Cursor(cursor.epoch, place)) for place, numbers in enumerate(rest, cursor.batch)]
-        groups = [placed[start : start + size] for start in range(0, len(placed), size)]
-        return [UpdatePlan(*split_batches(group, self.workers), len(group)) for group in groups]
 
     def _build_batches(self, plan: UpdatePlan) -> list[dict[str, Tensor]]:
         seed = self.plan.seed
@@ -431,11 +413,8 @@ class Trainer:
         state = saved.state
         self.update, self.cursor, self.metrics = state.update, Cursor(**state.cursor), state.metrics
         self.saved, self.validated = state.update, state.update if state.extra.get("validated", True) else None
-        best_so_far = state.extra["best"]
-        self.bad_validations, self.best = (
-            int(state.extra["bad_validations"]),
-            None if best_so_far is None else float(best_so_far),
-        )
+        self.bad_validations = int(state.extra["bad_validations"])
+        self.best = None if state.extra["best"] is None else float(state.extra["best"])
         self.started = time.monotonic() - 60 * state.extra["minutes"]
         minutes = self.recipe.train.minutes  # all processes read the same file
         self.late = minutes is not None and state.extra["minutes"] >= minutes
