@@ -19,7 +19,7 @@ def average(
     updates: Annotated[int | None, typer.Option(min=1, help="Average the newest N checkpoints.")] = None,
     up_to: Annotated[
         int | None,
-        typer.Option(min=0, help="With --epochs or --updates, ignore what is newer than this."),
+        typer.Option(min=0, help="With --epochs or --updates, leave out checkpoints after this epoch or update."),
     ] = None,
     name: Annotated[str, typer.Option(help="The name of the checkpoint to write.")] = "average",
 ) -> None:

@@ -41,11 +41,11 @@ class DataConfig(Options):
     """The section `data` of a recipe. Every task has a class of its own."""
 
     def split_files(self, split: str) -> Sequence[str] | None:  # noqa: ARG002
-        """Files and names of hub data sets that a split is read from; None where splits are not named in the recipe."""
+        """Files and hub data sets that a split is read from; None if the recipe does not name them split by split."""
         return None
 
     def input_files(self) -> dict[str, list[str]]:
-        """Files and folders that are read, by what they are: a split, a tokenizer, a folder."""
+        """The files and folders that are read, by what they are for: a split, a tokenizer, a folder."""
         return {}
 
     def example(self, split: str) -> str:
@@ -162,7 +162,7 @@ class Task(ABC):
     """Whether the size of a sample is the number of its tokens; False: every sample counts 1."""
 
     def __init__(self, smoothing: float = 0.0, aux_weight: float = 0.0) -> None:
-        """smoothing: of the targets. aux_weight: what the mixers' regulariser counts beside the loss of a target."""
+        """smoothing: the label smoothing. aux_weight: the weight of the mixers' regulariser, for each target."""
         self.smoothing, self.aux_weight = smoothing, aux_weight
 
     # ------------------------------------------------------------------ data
@@ -186,7 +186,7 @@ class Task(ABC):
 
     @abstractmethod
     def samples(self, split: str, training: bool) -> Samples:
-        """A split; `training` may shuffle, augment or cut it otherwise than validation does."""
+        """The samples of a split. With `training` they may be augmented, mixed or repeated."""
 
     @classmethod
     def budget(cls, budget: Budget) -> Budget:
@@ -194,7 +194,7 @@ class Task(ABC):
         return budget
 
     def skipped(self) -> dict[str, str]:
-        """How many samples of a split were skipped and why, in words; splits without such are left out."""
+        """For each split with skipped samples: how many there were and why, in words."""
         return {}
 
     # ------------------------------------------------------------------ model
@@ -211,14 +211,14 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def typical_batch(cls, data: Any, budget: Budget) -> tuple[int, int | None]:
-        """Samples of a batch and tokens of each, as the recipe alone tells; None: a sample is no sequence of tokens."""
+        """The samples of a batch and the tokens of each, estimated from the recipe; None if there are no tokens."""
 
     def tokenizers(self) -> dict[str, Tokenizer]:
         """The tokenizers of inputs and outputs, by side; a task without text has none."""
         return {}
 
     def inputs(self) -> dict[str, Any]:
-        """What else turns raw inputs into the model's and its outputs into words, as plain data."""
+        """What else is needed to turn raw inputs into tensors and outputs into words, as JSON-compatible data."""
         return {}
 
     def save_inputs(self, folder: Path) -> None:
@@ -245,7 +245,7 @@ class Task(ABC):
         return add_regularizer(found, aux, self.aux_weight)
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
-        """Numbers for people from sums over `count` targets."""
+        """The metrics that are shown and logged, from sums over `count` targets."""
         mean = {name: value / max(1, count) for name, value in sums.items()}
         return {"loss": mean.pop("nll"), **mean}
 

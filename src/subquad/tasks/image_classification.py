@@ -46,7 +46,7 @@ from subquad.tasks.losses import LossOutput, class_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 
 IMAGES_PER_BATCH = 64
-"""Where the recipe says nothing, and in evaluation."""
+"""The number of images of a batch in evaluation, and in training if the recipe does not say it."""
 PROBE_IMAGES, SCORED_IMAGES = 20_000, 10_000
 """The most images that the linear probe is fitted to, and that it is scored on."""
 NAMED = 3  # unreadable images that a batch's warning names
@@ -55,25 +55,32 @@ NAMED = 3  # unreadable images that a batch's warning names
 class ImageData(DataConfig):
     """Where images come from: an embedded set, or labelled images."""
 
-    embedded: str | None = Field(None, description="an embedded set: digits")
-    options: dict[str, Any] = Field(default_factory=dict, description="options of the embedded set")
+    embedded: str | None = Field(None, description="The name of an embedded data set: digits.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The options of the embedded data set.")
     images: dict[str, tuple[str, ...]] = Field(
         default_factory=dict,
-        description="labelled images by split: a folder of class folders, one or several parquet, npz, npy, idx or "
-        "mosaic files, or hub:NAME@SPLIT for a data set of the hub",
+        description="The labelled images of each split: a folder with a folder for each class, one or several "
+        "parquet, npz, npy, idx or mosaic files, or hub:NAME@SPLIT for a data set of the Hugging Face hub.",
     )
     hold_out: int | None = Field(
         None,
         ge=1,
-        description="training images that become `valid`: the last ones; of images sorted by class, evenly spaced ones",
+        description="How many training images become the split `valid`. They are the last ones, or evenly spaced ones "
+        "if the images are sorted by class.",
     )
     augment: AugmentOptions | None = Field(
         None,
-        description="size, crops and changes of images (needs the extra `vision`); null: images as they are, with the "
-        "training images' mean and deviation taken out",
+        description="The size, crops and augmentation of images (needs the extra `vision`). With null images keep "
+        "their size, and are standardised by the mean and deviation of the training images.",
     )
-    mixing: MixingOptions | None = Field(None, description="mixup and cutmix of training images; null: neither")
-    repeated: int = Field(1, ge=1, description="repeated augmentation: each image of a batch is there so many times")
+    mixing: MixingOptions | None = Field(
+        None, description="Mixup and CutMix of training images. With null there is neither."
+    )
+    repeated: int = Field(
+        1,
+        ge=1,
+        description="Repeated augmentation: each image of a batch is in it this many times, augmented differently.",
+    )
 
     @field_validator("images", mode="before")
     @classmethod
@@ -198,7 +205,7 @@ class ImageClassificationTask(Task):
         mixing: MixingOptions | None = None,
         repeated: int = 1,
     ) -> None:
-        """smoothing: of labels; that of mixed targets is an option of mixing."""
+        """smoothing: the label smoothing of targets that are not mixed; mixed ones have `mixing.smoothing`."""
         super().__init__(smoothing, aux_weight)
         self.splits, self.mixing, self.repeated = splits, mixing, repeated
         self.transform = Standardize.of(splits["train"]) if augment is None else Augmented(augment)
@@ -224,7 +231,7 @@ class ImageClassificationTask(Task):
 
     @classmethod
     def budget(cls, budget: Budget) -> Budget:
-        """Images count by number: max_tokens would be that of sequences."""
+        """Limits the number of images of a batch. max_tokens is for sequences, and an image counts as one."""
         most = budget.max_sentences or IMAGES_PER_BATCH
         return budget.model_copy(update={"max_tokens": None, "max_sentences": most})
 
@@ -278,7 +285,7 @@ class ImageClassificationTask(Task):
 
     @classmethod
     def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
-        """Images that cannot be read are lost: they have no result."""
+        """Measures the accuracy. An image that cannot be read has no result, and is counted as lost."""
         config = run.data
         assert isinstance(config, ImageData)
         images = config.open_split(split, run.inputs["classes"])
@@ -303,7 +310,7 @@ class ImageClassificationTask(Task):
 
     @classmethod
     def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:
-        """Guessing gives 1 / classes: this, and two standard deviations of it over so many samples, in percent."""
+        """The accuracy of guessing, 1 / classes, and two of its standard deviations over the samples, in percent."""
         guess = 1 / model_config["num_classes"]
         return 100 * (guess + 2 * math.sqrt(guess * (1 - guess) / samples))
 
@@ -350,7 +357,7 @@ class ImageClassificationTask(Task):
 
 
 def _ranks(model: Model, samples: ImageSamples, numbers: list[int], device: torch.device) -> dict[int, list[int]]:
-    """[label, its place among the classes] of every image that can be read, by number."""
+    """[label, its rank among the classes by probability] of every image that can be read, by the image's number."""
     single = {number: samples.batch(np.array([number])) for number in numbers}
     readable = [number for number in numbers if len(single[number]["labels"])]
     if not readable:
@@ -363,7 +370,7 @@ def _ranks(model: Model, samples: ImageSamples, numbers: list[int], device: torc
 
 
 def image_classifier(run: TrainedModel) -> ImageClassifier:
-    """What a trained model says about files of images."""
+    """A classifier of files of images, with the model of a run."""
     if not isinstance(run.data, ImageData):
         raise ValueError(f"{run.folder} was trained for {run.inputs['task']}, not for image classification")
     return ImageClassifier(run.model, run.inputs["classes"], transform_from(run.inputs["transform"]))

@@ -37,7 +37,7 @@ TIMED_LINES, PROMPTS, PROMPT_WORDS, NEW_TOKENS = 32, 8, 8, 64
 
 
 class LanguageModelData(TextData):
-    blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut into samples")
+    blocks: BlockOptions = Field(default_factory=BlockOptions, description="How text is cut into samples.")
 
     task = "language-model"
     sample_kind = "text"

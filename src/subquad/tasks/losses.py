@@ -82,7 +82,7 @@ def losses_by_row(
 
 
 def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float = 0.0) -> LossOutput:
-    """The same from logits (..., vocab) of target words (...); one buffer holds probabilities, then gradients."""
+    """The loss of `word_loss` from logits (..., vocab); one buffer holds probabilities, and then gradients."""
     logits, target = _without_padding(logits.flatten(0, -2), target.flatten(), pad)
     total, nll = _LogitLoss.apply(logits, target, smoothing, torch.is_grad_enabled())
     return LossOutput(total, {"nll": nll.detach()}, target.numel())
@@ -118,7 +118,7 @@ def _without_padding(rows: Tensor, target: Tensor, pad: int) -> tuple[Tensor, Te
 
 
 def _product_dtype(features: Tensor) -> torch.dtype:
-    """What a linear map would compute in."""
+    """The dtype that a linear map would compute in: under autocast it is that of autocast."""
     device = features.device.type
     if torch.is_autocast_enabled(device) and features.dtype != torch.float64:
         return torch.get_autocast_dtype(device)

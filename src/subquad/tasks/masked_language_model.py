@@ -30,16 +30,16 @@ from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, cut_lines, read_text
 
 NUM_BEGINNING = 1
-"""Tokens of a sample before its block."""
+"""The number of tokens of a sample before its block."""
 NUM_SPECIAL = NUM_BEGINNING + 1
-"""Those and the end of a line."""
+"""The number of special tokens around a line: the beginning of the sample, and the end of the line."""
 RANDOM_TARGETS_EVERY = 7
-"""A random batch asks for every so many tokens: about the share that training masks."""
+"""In a random batch every so many tokens are targets, about the share that training masks."""
 
 
 class MaskedLanguageModelData(TextData):
-    blocks: BlockOptions = Field(default_factory=BlockOptions, description="how text is cut into samples")
-    masking: MaskOptions = Field(default_factory=MaskOptions, description="which tokens the model has to predict")
+    blocks: BlockOptions = Field(default_factory=BlockOptions, description="How text is cut into samples.")
+    masking: MaskOptions = Field(default_factory=MaskOptions, description="Which tokens the model has to predict.")
 
     task = "masked-language-model"
     sample_kind = "text"
@@ -47,7 +47,7 @@ class MaskedLanguageModelData(TextData):
 
 
 def beginning(tokenizer: Tokenizer) -> int:
-    """The symbol that a sample begins with. Numbers that others made may have none: then it is that of an end."""
+    """The token that a sample begins with: bos, or eos for token ids from elsewhere that have no bos."""
     return tokenizer.bos if tokenizer.bos >= 0 else tokenizer.eos
 
 
@@ -66,14 +66,14 @@ class MaskedSamples:
         self.sizes: tuple[np.ndarray, ...] = (self.blocks.sizes + NUM_BEGINNING,)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
-        """inputs (B, T); targets (B, T): the masked tokens, padding where nothing is asked; padding (B, T)."""
+        """inputs (B, T); targets (B, T): the tokens to predict, `pad` at all other positions; padding (B, T)."""
         return collate_blocks([self._sample(int(number), seed) for number in numbers], self.tokenizer.pad)
 
     def _sample(self, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = self.blocks.stream(int(self.blocks.begin[number]), int(self.blocks.end[number]))
         read, asked = self.masking.apply(tokens, np.random.default_rng([seed, number]))
         targets = np.where(asked, tokens, self.tokenizer.pad)
-        # the beginning is no word: it is neither masked nor asked for
+        # The beginning is no word: it is neither masked nor a target.
         return np.append(self.first, read), np.append(self.tokenizer.pad, targets)
 
     def targets_between_neighbours(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -95,7 +95,7 @@ def masked_losses_by_row(model: MaskedLanguageModel, batch: Mapping[str, Tensor]
 
 
 def _needed(padding: Tensor | None) -> Tensor | None:
-    """Padding that masks nothing is none: mechanisms are faster without."""
+    """Returns None for a padding that is False everywhere, because mechanisms are faster without one."""
     return padding if padding is not None and bool(padding.any()) else None
 
 
@@ -142,7 +142,7 @@ class MaskedLanguageModelTask(BlockTask):
     ) -> tuple[LossOutput, Tensor | None]:
         targets = batch["targets"]
         x, _, aux = model.features(batch["inputs"], _needed(batch.get("padding")))
-        asked = (targets != pad).flatten().nonzero().squeeze(1)  # the others' words need not be made
+        asked = (targets != pad).flatten().nonzero().squeeze(1)  # other positions need no logits
         words = model.head_inputs(x.flatten(0, 1).index_select(0, asked))
         found = word_loss(model.head, words, targets.flatten()[asked], pad=pad, smoothing=smoothing)
         return found, mean_aux(aux)

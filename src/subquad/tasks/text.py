@@ -30,23 +30,33 @@ from subquad.tasks.base import DataConfig, Task, TrainedModel, add_perplexity, c
 
 AS_GIVEN, FROM_TOKENS = "as given", "decoded from prepared tokens, without the samples that preparing skipped"
 DEFAULT_TOKENS = 4096
-"""Tokens of a batch that no recipe limits, for an estimate of its memory."""
+"""The assumed tokens of a batch, for an estimate of memory, if the recipe does not limit them."""
 ALTERNATIVES = ("embedded", "folder", "splits", "fairseq")
 
 
 class TextData(DataConfig):
-    """Where text comes from: an embedded set, a folder that `subquad data prepare` or fairseq-preprocess wrote, or text
-    files."""
+    """Where text comes from.
 
-    embedded: str | None = Field(None, description="an embedded set: phrases for translation, speeches for the others")
-    options: dict[str, Any] = Field(default_factory=dict, description="options of the embedded set")
-    folder: str | None = Field(None, description="prepared data")
-    splits: dict[str, TextSource] = Field(default_factory=dict, description="files by split: train, valid, test")
-    fairseq: FairseqFolder | None = Field(
-        None, description="a folder that fairseq-preprocess wrote: its path, or path, languages and codes"
+    It is an embedded set, a folder that `subquad data prepare` or fairseq-preprocess wrote, or text files.
+    """
+
+    embedded: str | None = Field(
+        None, description="The name of an embedded data set: phrases for translation, speeches for the other tasks."
     )
-    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="of text that is not prepared yet")
-    max_length: int | None = Field(None, ge=1, description="longer samples are skipped and counted")
+    options: dict[str, Any] = Field(default_factory=dict, description="The options of the embedded data set.")
+    folder: str | None = Field(None, description="A folder that `subquad data prepare` wrote.")
+    splits: dict[str, TextSource] = Field(
+        default_factory=dict, description="The files of each split: train, valid and test."
+    )
+    fairseq: FairseqFolder | None = Field(
+        None, description="A folder that fairseq-preprocess wrote: its path, or path, languages and codes."
+    )
+    tokenizer: TokenizerConfig = Field(
+        default_factory=TokenizerConfig, description="The tokenizer of an embedded data set or of text files."
+    )
+    max_length: int | None = Field(
+        None, ge=1, description="Samples with more tokens than this in a field are skipped and counted."
+    )
 
     task: ClassVar[str]
     """The task that reads it."""
@@ -67,7 +77,7 @@ class TextData(DataConfig):
             raise ValueError(f"splits need a split `train` (got {', '.join(self.splits)})")
 
     def tokenizer_configs(self) -> dict[str, TokenizerConfig]:
-        """Those that the recipe has, by their names there."""
+        """The configs of the recipe's tokenizers, by the names of their options."""
         return {"tokenizer": self.tokenizer}
 
     # ------------------------------------------------------------------ files
@@ -130,7 +140,7 @@ class TextData(DataConfig):
         return prepare_text(TextDataConfig.parse("data", options | self.tokenizer_configs()), cache, report=report)
 
     def prepare_for_training(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
-        """The same; data of another task, or without the splits that training needs, is refused."""
+        """The text as tokens. Data of another task, or without the splits `train` and `valid`, is refused."""
         data = self.prepare(cache, report)
         if data.sample_kind != self.sample_kind:
             raise ValueError(f"{data.folder} holds {data.sample_kind}, but task {self.task} needs {self.sample_kind}")
@@ -208,12 +218,12 @@ class BlockTask(TextTask):
 
     @classmethod
     def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
-        """Guessing gives the size of the vocabulary, and the frequencies of words far less: half the size."""
+        """Half the size of the vocabulary. Uniform guessing has the perplexity of all of it, word counts far less."""
         return model_config["vocab"] / 2
 
 
 def typical_text_batch(budget: Budget, length: int) -> tuple[int, int]:
-    """Samples of a batch and tokens of each, where samples have `length` tokens if a batch has room for them."""
+    """The samples of a batch and the tokens of each: `length`, or as many as the batch may have."""
     tokens = budget.max_tokens or DEFAULT_TOKENS
     length = min(tokens, length)
     if budget.max_sentences and budget.max_tokens is None:
@@ -222,7 +232,7 @@ def typical_text_batch(budget: Budget, length: int) -> tuple[int, int]:
 
 
 def _write_split(cache: Path, split: str, samples: Sequence[tuple[str, str]] | Sequence[str], kind: str) -> Path:
-    """A split of an embedded set as a file, which stays as it is when its content does."""
+    """Writes a split of an embedded set to a file, unless the file has this content already."""
     path = cache / (f"{split}.csv" if kind == "pairs" else f"{split}.txt")
     content = io.StringIO(newline="")
     if kind == "pairs":
@@ -250,6 +260,7 @@ def text_of_split(
     if samples is not None:
         return samples[:most], AS_GIVEN
     with TemporaryDirectory() as scratch:
+        # If the data was changed after training, the tokens in the run are not those of the split.
         own = data.folder or prepared_data
         prepared = open_prepared(own) if own is not None else data.prepare(Path(scratch))
         sides = []
@@ -260,5 +271,5 @@ def text_of_split(
 
 
 def cut_lines(lines: list[list[int]], most: int | None, special: int = 1) -> list[list[int]]:
-    """Lines no longer than the model can read with the special symbols around them: their end, and a beginning."""
+    """Cuts lines to the `most` tokens that a model can read, of which `special` are its special tokens."""
     return lines if most is None else [line[: most - special] for line in lines]

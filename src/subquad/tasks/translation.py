@@ -30,15 +30,17 @@ from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, text_of
 
 WITH_EOS = 1
 TYPICAL_LENGTH = 64
-"""Tokens of a sentence, for an estimate of memory before the data is read."""
+"""The assumed tokens of a sentence, for an estimate of memory before the data is read."""
 TIMED_LINES = 32
-"""Lines of which the speed of decoding is measured."""
+"""The number of lines that the speed of decoding is measured with."""
 COUNTED_TARGETS = 200_000
 """Training targets among which the most frequent one is looked for."""
 
 
 class TranslationData(TextData):
-    target_tokenizer: TokenizerConfig | None = Field(None, description="one of its own for the target; null: shared")
+    target_tokenizer: TokenizerConfig | None = Field(
+        None, description="A separate tokenizer for the target. With null source and target share one."
+    )
 
     task = "translation"
     sample_kind = "pairs"
@@ -178,7 +180,7 @@ class TranslationTask(TextTask):
 
     @classmethod
     def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
-        """BLEU of 1."""
+        """A BLEU of 1, which a model can reach by frequent words alone."""
         return 1.0
 
     def floors(self, data: TranslationData, split: str) -> list[Floor]:

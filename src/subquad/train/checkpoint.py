@@ -283,10 +283,16 @@ def latest(folder: str | Path) -> Path | None:
 class CheckpointRetention(Options):
     """Which checkpoints are kept. One that any rule keeps, stays; the newest always does."""
 
-    keep_last: int = Field(2, ge=1, description="the newest n; with 2, one that a disk damages is not the end of a run")
-    keep_epochs: int = Field(0, ge=0, description="the newest n that stand at the end of an epoch")
-    keep_best: int = Field(1, ge=0, description="the n best by the task's validation metric")
-    keep_every: int = Field(0, ge=0, description="those whose update is a multiple of this; 0: no such rule")
+    keep_last: int = Field(
+        2, ge=1, description="How many of the newest are kept. With 2, a run survives a damaged file."
+    )
+    keep_epochs: int = Field(
+        0, ge=0, description="How many of the newest that were saved at the end of an epoch are kept."
+    )
+    keep_best: int = Field(1, ge=0, description="How many of the best by the task's validation metric are kept.")
+    keep_every: int = Field(
+        0, ge=0, description="Those whose update is a multiple of this are kept. With 0 there is no such rule."
+    )
 
 
 class BestMetric(NamedTuple):

@@ -35,28 +35,42 @@ MECHANISMS = "mechanisms"
 
 
 class TrainConfig(Options):
-    """How long and in which steps."""
+    """How long a model is trained, and in which steps."""
 
-    updates: int | None = Field(None, ge=1, description="updates in all")
-    epochs: int | None = Field(None, ge=1, description="passes over the data in all")
-    minutes: float | None = Field(None, gt=0, description="training ends after so much time, validation included")
-    budget: Budget = Field(default_factory=Budget, description="how large a batch may become")
-    accumulate: int = Field(1, ge=1, description="batches of one update, of all processes together")
-    data_workers: int = Field(0, ge=0, description="threads that make batches ahead of need; 0: each when it is needed")
-    smoothing: float = Field(0.0, ge=0, lt=1, description="label smoothing")
-    aux_weight: float = Field(0.0, ge=0, description="weight of the mixers' regulariser beside the loss of a target")
-    seed: int = Field(1, ge=0, description="of the weights, the order of the data and every draw")
-    precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of the forward pass")
-    compile: bool = Field(False, description="torch.compile the model")
+    updates: int | None = Field(None, ge=1, description="The run ends after this many updates.")
+    epochs: int | None = Field(None, ge=1, description="The run ends after this many passes over the training data.")
+    minutes: float | None = Field(None, gt=0, description="The run ends after this many minutes, validations included.")
+    budget: Budget = Field(default_factory=Budget, description="How large a batch may become.")
+    accumulate: int = Field(1, ge=1, description="The number of batches of an update, over all processes.")
+    data_workers: int = Field(
+        0,
+        ge=0,
+        description="The number of threads that build batches ahead of time. With 0 each is built when it is needed.",
+    )
+    smoothing: float = Field(0.0, ge=0, lt=1, description="The label smoothing of the loss.")
+    aux_weight: float = Field(0.0, ge=0, description="The weight of the mixers' regulariser, for each target.")
+    seed: int = Field(
+        1, ge=0, description="The seed of the initial weights, of the order of the data and of all random numbers."
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="The precision of the forward pass; weights stay in float32."
+    )
+    compile: bool = Field(False, description="Whether torch.compile compiles the blocks of the model.")
     checkpoint_activations: bool = Field(
-        False, description="keep only the inputs of blocks, and compute the rest again in the backward pass"
+        False,
+        description="Whether only the inputs of blocks are kept, and the rest is computed again in the backward pass.",
     )
     sharded: bool = Field(
-        False, description="under torchrun each process holds a part of every weight (FSDP2) instead of a replica (DDP)"
+        False,
+        description="Under torchrun: whether each process holds a part of every weight (FSDP2) instead of all (DDP).",
     )
-    validate_every: int | None = Field(None, ge=1, description="updates between validations; null: every epoch")
-    patience: int | None = Field(None, ge=1, description="stop after so many validations without a better one")
-    log_every: int = Field(50, ge=1, description="updates between lines in metrics.jsonl")
+    validate_every: int | None = Field(
+        None, ge=1, description="The number of updates between validations. With null there is one after every epoch."
+    )
+    patience: int | None = Field(
+        None, ge=1, description="The run ends after this many validations in a row that were not the best so far."
+    )
+    log_every: int = Field(50, ge=1, description="The number of updates between two lines of metrics.jsonl.")
 
     def check(self) -> None:
         if self.updates is None and self.epochs is None and self.minutes is None:
@@ -64,23 +78,27 @@ class TrainConfig(Options):
 
 
 class Recipe(Options):
-    """A training run, as data."""
+    """What is trained on what, and how."""
 
-    task: str = Field(description="what is learned")
-    data: SerializeAsAny[DataConfig] = Field(description="what it is learned from; each task has options of its own")
-    model: dict[str, Any] = Field(description="`preset: NAME` and changes to it, or `kind: KIND` and all its options")
-    optim: OptimConfig = Field(default_factory=OptimConfig, description="the optimiser")
-    schedule: ScheduleConfig = Field(description="the learning rate")
-    train: TrainConfig = Field(description="how long and in which steps")
-    decode: DecodeOptions = Field(default_factory=DecodeOptions, description="how the model is asked for text")
-    checkpoints: CheckpointRetention = Field(
-        default_factory=CheckpointRetention, description="which checkpoints are kept"
+    task: str = Field(description="The name of the task.")
+    data: SerializeAsAny[DataConfig] = Field(description="The data. Each task has options of its own.")
+    model: dict[str, Any] = Field(
+        description="The model: `preset: NAME` and changes to it, or `kind: KIND` and its options."
     )
-    track: TrackConfig = Field(default_factory=TrackConfig, description="trackers beside metrics.jsonl")
+    optim: OptimConfig = Field(default_factory=OptimConfig, description="The optimiser.")
+    schedule: ScheduleConfig = Field(description="The learning rate.")
+    train: TrainConfig = Field(description="How long the model is trained, and in which steps.")
+    decode: DecodeOptions = Field(default_factory=DecodeOptions, description="How the model writes text.")
+    checkpoints: CheckpointRetention = Field(
+        default_factory=CheckpointRetention, description="Which checkpoints are kept."
+    )
+    track: TrackConfig = Field(
+        default_factory=TrackConfig, description="Trackers, which get the same numbers as metrics.jsonl."
+    )
 
     @classmethod
     def parse(cls, owner: str, options: Mapping[str, Any]) -> Self:
-        """As of all options; the section `data` is that of the task."""
+        """Reads a recipe as `Options.parse` does. The task decides which options the section `data` has."""
         name = options.get("task")
         if cls is not Recipe or name is None:
             return super().parse(owner, options)

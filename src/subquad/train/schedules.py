@@ -37,23 +37,40 @@ USED: dict[str, set[str]] = {
 class ScheduleConfig(Options):
     """Options of the learning rate."""
 
-    kind: Kind = Field("inverse-sqrt", description="the curve")
-    lr: float = Field(5e-4, gt=0, description="the highest rate")
-    warmup_updates: int = Field(0, ge=0, description="updates over which the rate rises to lr")
+    kind: Kind = Field("inverse-sqrt", description="The shape of the curve.")
+    lr: float = Field(5e-4, gt=0, description="The highest learning rate.")
+    warmup_updates: int = Field(0, ge=0, description="The number of updates over which the rate rises to lr.")
     warmup_init: float | None = Field(
-        None, ge=0, description="rate of the first update of a warm-up; not given: min_lr where there is one, or 0"
+        None,
+        ge=0,
+        description="The rate of the first update of a warm-up. By default it is min_lr, or 0 for curves without.",
     )
-    min_lr: float = Field(0.0, ge=0, description="the lowest rate after the warm-up")
-    period: int | None = Field(None, ge=1, description="cosine: updates of the first period; not given: all")
-    period_mult: float = Field(1.0, ge=1, description="cosine: by which each further period is longer")
-    shrink: float = Field(1.0, gt=0, le=1, description="cosine: what lr and min_lr are multiplied by each period")
-    total: int | None = Field(None, ge=1, description="updates of the whole curve; not given: those of the run")
+    min_lr: float = Field(0.0, ge=0, description="The lowest rate after the warm-up.")
+    period: int | None = Field(
+        None, ge=1, description="For cosine: the number of updates of the first period. By default it is the whole run."
+    )
+    period_mult: float = Field(1.0, ge=1, description="For cosine: the factor by which each further period is longer.")
+    shrink: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="For cosine: the factor that lr and min_lr are multiplied by in each further period.",
+    )
+    total: int | None = Field(
+        None, ge=1, description="The number of updates of the whole curve. By default it is that of the run."
+    )
     epochs: int | None = Field(
-        None, ge=1, description="cosine-epochs: epochs of the curve; not given: those of the run"
+        None,
+        ge=1,
+        description="For cosine-epochs: the number of epochs of the curve. By default it is that of the run.",
     )
-    warmup_epochs: int = Field(0, ge=0, description="cosine-epochs: epochs of warm-up, one rate for each")
-    cooldown_epochs: int = Field(0, ge=0, description="cosine-epochs: epochs at min_lr after the curve")
-    stop_lr: float | None = Field(None, ge=0, description="training ends when the rate has fallen to this")
+    warmup_epochs: int = Field(
+        0, ge=0, description="For cosine-epochs: the number of epochs of the warm-up, each of which has one rate."
+    )
+    cooldown_epochs: int = Field(
+        0, ge=0, description="For cosine-epochs: the number of epochs at min_lr after the curve."
+    )
+    stop_lr: float | None = Field(None, ge=0, description="The run ends when the rate has fallen to this.")
 
     def check(self) -> None:
         for name, field in type(self).model_fields.items():

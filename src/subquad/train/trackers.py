@@ -70,11 +70,13 @@ def fetch(reference: str, into: str | Path | None = None) -> Path:
 class TrackConfig(Options):
     """Options of the trackers."""
 
-    tensorboard: bool = Field(False, description="write TensorBoard events into the run directory")
-    wandb: str | None = Field(None, description="the Weights & Biases project to report to")
-    wandb_mode: Literal["online", "offline"] = Field("online", description="offline: write files only")
+    tensorboard: bool = Field(False, description="Whether TensorBoard events are written into the run directory.")
+    wandb: str | None = Field(None, description="The project of Weights & Biases to report to.")
+    wandb_mode: Literal["online", "offline"] = Field(
+        "online", description="With offline, files are written and nothing is sent."
+    )
     wandb_artifacts: bool = Field(
-        False, description="at the end, store the best checkpoint as a Weights & Biases artifact"
+        False, description="Whether the best checkpoint is stored as an artifact of Weights & Biases at the end."
     )
 
 

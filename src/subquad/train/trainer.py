@@ -279,7 +279,7 @@ class Trainer:
     def _is_validation_due(self, ends: bool) -> bool:
         """Whether to validate before the next update. ends: whether there is none."""
         if self.validated == self.update:
-            return ends and not self.metrics  # a run of another program
+            return ends and not self.metrics  # an imported run was never validated here
         every = self.recipe.train.validate_every
         epoch_end = self.cursor.batch == 0 if every is None else self.update % every == 0
         return ends or (self.update > 0 and epoch_end)
@@ -380,7 +380,7 @@ class Trainer:
         return self.stop_all
 
     def _save(self) -> None:
-        """Of an update that was not validated, metrics of an earlier one must not be kept: they are not its own."""
+        """Saves a checkpoint. It gets the metrics of the last validation only if that was of the same update."""
         extra = {"bad_validations": self.bad_validations, "best": self.best, "minutes": self._minutes()}
         if self.validated != self.update:
             extra["validated"] = False

@@ -1,4 +1,4 @@
-"""From an image as it was read to the tensor that a model reads: standardised as it is, or DeiT's augmentation."""
+"""Turns an image into the tensor that a model reads: standardised at its own size, or with DeiT's augmentation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -14,7 +14,7 @@ CHUNK = 1024  # images that statistics are computed from at a time
 
 
 class Standardize:
-    """Arrays (C, H, W) with the mean of the training images taken out, over their deviation, for every channel."""
+    """Subtracts the mean of the training images from arrays (C, H, W) and divides by their deviation, by channel."""
 
     kind = "standardise"
 
@@ -26,7 +26,7 @@ class Standardize:
 
     @classmethod
     def of(cls, images: ImageSet) -> Self:
-        """With the mean and deviation of these images."""
+        """Returns the transform with the mean and deviation of these images."""
         first = images[0][0]
         if not isinstance(first, np.ndarray):
             raise ValueError("encoded images may have any size: give data.augment, with the size that the model reads")
@@ -43,7 +43,7 @@ class Standardize:
         return cls(first.shape, mean.tolist(), std.tolist())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data from which `transform_from` makes it again."""
+        """Returns JSON-compatible data from which `transform_from` makes the transform again."""
         mean, std = self.mean.flatten().tolist(), self.std.flatten().tolist()
         return {"kind": self.kind, "shape": list(self.shape), "mean": mean, "std": std}
 
@@ -52,13 +52,13 @@ class Standardize:
 
 
 def _unit(image: np.ndarray) -> np.ndarray:
-    """A float32 copy; 8-bit pixels become 0 to 1, others are what they are."""
+    """Returns a float32 copy, in which 8-bit pixels are scaled to 0 to 1 and others are unchanged."""
     pixels = np.array(image, np.float32)
     return pixels / 255 if image.dtype == np.uint8 else pixels
 
 
 class Augmented:
-    """The transforms of training where a generator is given, else those of evaluation."""
+    """The transforms of training if a generator is given, and otherwise those of evaluation."""
 
     kind = "augmented"
 
@@ -71,12 +71,12 @@ class Augmented:
         return self.evaluation(image) if generator is None else self.training(image, generator)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data from which `transform_from` makes it again."""
+        """Returns JSON-compatible data from which `transform_from` makes the transform again."""
         return {"kind": self.kind, "options": self.options.model_dump(mode="json")}
 
 
 def transform_from(described: Mapping[str, Any]) -> Standardize | Augmented:
-    """The transform that gave `to_json()`."""
+    """Returns the transform whose `to_json()` is given."""
     if described["kind"] == Augmented.kind:
         return Augmented(AugmentOptions.parse("transform", described["options"]))
     assert described["kind"] == Standardize.kind, described["kind"]
@@ -84,7 +84,10 @@ def transform_from(described: Mapping[str, Any]) -> Standardize | Augmented:
 
 
 def image_tensor(transform: Standardize | Augmented, name: str, image: Any) -> Tensor:
-    """What the model reads of an image: Pillow's in colours, or an array (C, H, W). `name` is for messages."""
+    """Returns the tensor that the model reads. image: an RGB image of Pillow, or an array (C, H, W).
+
+    name: the name of the image, for messages.
+    """
     if not isinstance(transform, Standardize):
         try:
             return transform(image, None)

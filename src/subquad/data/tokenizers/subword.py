@@ -82,8 +82,10 @@ class SubwordTokenizer(Tokenizer):
 
 @contextmanager
 def _panics_as_errors() -> Iterator[None]:
-    """Around a call of the library: what it gives up on in the middle of it, such as a regular expression, is a
-    ValueError. It raises that as an exception which is no Exception."""
+    """Turns a panic of the library into a ValueError: pyo3 raises it as an exception that is no Exception.
+
+    The library panics, for example, in a regular expression that backtracks too far.
+    """
     try:
         yield
     except BaseException as error:
