@@ -1,1 +1,1 @@
-"""Old checkpoints in: one module per original program, each mapping its option and parameter names to ours."""
+"""Other programs: their checkpoints become runs, their models get our mixers, and our models become files for them."""
