@@ -16,6 +16,8 @@ import subquad
 from subquad import api, run
 from subquad.cli.main import run as command
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 ROOT = Path(__file__).parents[1]
 STACK = {"layers": 1, "heads": 2, "ffn_dim": 32}
 TRANSLATION = {

@@ -14,6 +14,8 @@ from subquad.compare.report.result import Result
 from tests.compare.cases import synthetic
 from tests.compare.report.test_html import HOSTILE, Elements
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 PACKAGE = Path(subquad.__file__).parent
 PICKLES = "interop/checkpoints/safe_pickle.py"
 

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 ROOT = Path(__file__).parent.parent
 TABLES = ["kill-saving", "kill-random", "kill-results", "damage", "disturbed", "memory"]
 PARTS = ["kills", "results", "damage", "disks", "long"]

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from subquad.mixers import available, mixer_class
+
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "benchmarks.decode"]

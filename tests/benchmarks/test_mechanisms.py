@@ -12,6 +12,8 @@ import torch
 
 from subquad.mixers import available, mixer_class
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 ROOT = Path(__file__).parents[2]
 LINE = {"table": "t", "labels": {"mechanism": "a"}, "numbers": {}, "score": None, "target": None, "reason": None}
 

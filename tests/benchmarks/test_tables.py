@@ -11,6 +11,8 @@ import pytest
 
 from subquad.compare.measure.lengths import LengthPoint, Timing, shape_at
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 ROOT = Path(__file__).parents[2]
 STUDIES = ("linformer", "primal", "attention", "convolution")
 

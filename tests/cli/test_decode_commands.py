@@ -15,6 +15,8 @@ from subquad.cli.main import run as command
 
 pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 SMALL = {"layers": 1, "heads": 2, "ffn_dim": 32}
 TRANSLATION = {
     "task": "translation",

@@ -22,6 +22,8 @@ from subquad.train.checkpoint import load_checkpoint
 from subquad.train.run import evaluate_run, load_trained
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
+
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
 Image = pytest.importorskip("PIL.Image", reason="image files need the vision extra")
 
 STACK = {"layers": 1, "heads": 2, "ffn_dim": 16, "norm": "pre"}

@@ -22,6 +22,8 @@ from tests.signals import interruptible
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 ROOT = Path(__file__).parents[2]
 DIGITS = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=2", "schedule.warmup_updates=1"]
 MIXERS = ["--mixers", "eva,linformer", "--set", "linformer.max_length=4"]  # images of 16 patches are longer than that

@@ -29,6 +29,8 @@ from subquad.train.recipe import Recipe
 from tests.signals import interruptible
 from tests.train.test_trainer import SCHEDULE, STACK, assert_equal, trainer
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 MODEL = {
     "kind": "vision",
     "image_size": 8,

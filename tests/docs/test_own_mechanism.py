@@ -17,6 +17,8 @@ import torch
 from subquad.mixers import registry
 from tests.docs.pages import ROOT, blocks, titled
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 GUIDE = ROOT / "docs/guides/own-mechanism.md"
 MODULE = "gated-linear/gated_linear.py"
 TINY = ["data.options.train=200", "data.options.valid=20", "data.options.test=20", "train.updates=2"]

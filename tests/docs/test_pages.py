@@ -13,6 +13,8 @@ import pytest
 from subquad.mixers import available
 from tests.docs.pages import ROOT, Session, blocks, in_process, small_runs
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 DOCS = ROOT / "docs"
 ELSEWHERE = {
     "guides/own-mechanism.md": "its commands need its package: test_own_mechanism.py",

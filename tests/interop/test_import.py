@@ -27,6 +27,8 @@ from tests.originals.checkpoints import translations
 from tests.originals.fairseq_models import LOG_PROBABILITY_TOLERANCE, cuts_filters
 from tests.originals.files import FOLDER, OUTPUT_TOLERANCE, assert_close, load, padding_of
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "fairseq"
 CHECKPOINTS = GOLDEN / "ckpt"
 MAIN, LEGACY = CHECKPOINTS / "main_dynamic_glu.pt", CHECKPOINTS / "legacy_dynamic_glu.pt"

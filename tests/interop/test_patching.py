@@ -18,6 +18,8 @@ from subquad.packages import require_torchvision
 from subquad.testing import close
 from tests.models.cases import able
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 transformers = pytest.importorskip("transformers")
 require_torchvision()  # timm imports it, also where it was built for another torch
 timm = pytest.importorskip("timm")

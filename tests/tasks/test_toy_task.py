@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 FILE = Path(__file__).with_name("majority.py")
 RECIPE = {
     "task": "majority",

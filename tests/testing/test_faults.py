@@ -11,6 +11,8 @@ import pytest
 
 from subquad.testing import MixerContract
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 FILE = Path(__file__).with_name("faulty_mixers.py")
 STREAMS = {
     "test_streaming_in_chunks_equals_one_pass",

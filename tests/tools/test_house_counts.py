@@ -9,6 +9,8 @@ import pytest
 from tools import house_counts
 from tools.house_counts import BEGIN, END, crowded_folders
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/architecture.md"
 

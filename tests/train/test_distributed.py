@@ -20,6 +20,8 @@ from subquad.train.recipe import read_recipe
 from subquad.train.run import build_task
 from tests.train.test_trainer import recipe, trainer
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 STACK = {"layers": 2, "heads": 2, "ffn_dim": 16, "dropout": 0.0, "norm": "pre"}
 # Attention does not depend on the bias of its keys: Adam would follow the sign of rounding errors there.
 PLAIN = {"name": "softmax", "qkv_bias": False}

@@ -24,6 +24,8 @@ from tests import signals
 from tests.train.test_distributed import RECIPE
 from tests.train.test_trainer import assert_equal, recipe, trainer
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 ROOT = Path(__file__).parents[2]
 RAISED = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -14,6 +14,8 @@ from subquad.compare.plan import open_plan
 from subquad.compare.report.result import read_result
 from tests.compare.plans import PAIRS, make_plan
 
+pytestmark = pytest.mark.usefixtures("preloaded_programs")
+
 UNTRAINED = Shard(1, 2)
 """The shard that measures what needs no trained models."""
 TOY = """
