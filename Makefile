@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# One torch thread per test process: processes that each start a thread per core slow one another down.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# One torch thread per test process: processes that each start a thread per core slow one another down. With worksteal
+# each of the two has half of the files in one piece, which share their fixtures, and helps the other when it is done.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test nightly lint format docs bench bench-decode bench-tables torture clean
