@@ -39,7 +39,7 @@ STATE, CHECKSUMS = "state.json", "checksums.json"
 
 @dataclass
 class TrainState:
-    """Where a run stands. `cursor`, `scaler` and `extra` hold what their owners need."""
+    """The progress of a run. `cursor`, `scaler` and `extra` belong to the parts of the trainer that fill them."""
 
     update: int = 0
     epoch: int = 0
@@ -80,7 +80,7 @@ def save_checkpoint(folder: str | Path, checkpoint: Checkpoint) -> Path:
 
 
 def save_weights(final: Path, weights: Mapping[str, Tensor], state: TrainState) -> Path:
-    """A checkpoint of weights alone, which can be used, but not be trained on; it stays until it is removed."""
+    """Writes a checkpoint of weights alone, which can be used but not trained further. No rule removes it."""
     if final.name.startswith((PREFIX, ".")):
         raise ValueError(f"{final.name!r} would be taken for a checkpoint of training; give another name")
     return _save(final, {MODEL: weights}, state)
@@ -118,7 +118,7 @@ def _write_all(temporary: Path, tensors: Mapping[str, Mapping[str, Tensor]], sta
 
 
 def separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU, none of which share memory: safetensors takes no others."""
+    """Returns contiguous tensors on the CPU that share no memory, because safetensors takes no others."""
     seen: set[int] = set()
     result = {}
     for name, value in tensors.items():
@@ -147,7 +147,7 @@ def _clean(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a folder; of a link to one, which somebody put in its place, the link alone."""
+    """Removes a folder. If a link stands in its place, only the link is removed."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():
@@ -168,7 +168,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def load_weights_of(path: str | Path) -> dict[str, Tensor]:
-    """The weights that validation used: the moving average where one is kept."""
+    """Returns the weights that validation used: the moving average if the run keeps one."""
     path = Path(path)
     name = EMA if has_average(path) else MODEL
     verify(path, [name, STATE])
@@ -181,7 +181,7 @@ def has_average(path: Path) -> bool:
 
 
 def verify(path: Path, only: Sequence[str] | None = None) -> None:
-    """Compares files with their checksums; `only` some of them, where the others are not needed."""
+    """Compares files with their checksums. only: the names of the files that are needed; None: all of them."""
     if not path.is_dir():
         raise ValueError(f"there is no checkpoint {path}")
     sums = _json(path / CHECKSUMS)
@@ -204,7 +204,7 @@ def verify(path: Path, only: Sequence[str] | None = None) -> None:
 
 
 def read_state(path: Path) -> TrainState:
-    """Only where the run stood: quick, without the tensors. Damage is a ValueError that names the file."""
+    """Reads the state of a checkpoint without its tensors. Damage is a ValueError that names the file."""
     verify(path, [STATE])
     return _parse_state(path)
 
@@ -247,12 +247,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 
 def checkpoint_folder(run: Path) -> Path:
-    """Where a run directory has its checkpoints."""
+    """Returns the folder in which a run directory has its checkpoints."""
     return run / CHECKPOINTS
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """All checkpoints of a run, the newest first."""
+    """Returns all checkpoints of a run, the newest first."""
     return sorted(filter(_is_of_training, Path(folder).glob(f"{PREFIX}*")), key=_update_of, reverse=True)
 
 
@@ -265,7 +265,7 @@ def _update_of(path: Path) -> int:
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The newest checkpoint that is whole, with a warning for each damaged one; None when there is none at all."""
+    """Returns the newest undamaged checkpoint, or None if there is no checkpoint. Damaged ones give a warning each."""
     damaged = []
     for path in checkpoints(folder):
         try:
@@ -281,7 +281,7 @@ def latest(folder: str | Path) -> Path | None:
 
 
 class CheckpointRetention(Options):
-    """Which checkpoints are kept. One that any rule keeps, stays; the newest always does."""
+    """Which checkpoints are kept: those that at least one rule keeps, and the newest one."""
 
     keep_last: int = Field(
         2, ge=1, description="How many of the newest are kept. With 2, a run survives a damaged file."
@@ -296,7 +296,7 @@ class CheckpointRetention(Options):
 
 
 class BestMetric(NamedTuple):
-    """Which validation metric says what is best, and which of its values do: "lower" or "higher" ones."""
+    """The validation metric by which checkpoints are compared. better: "lower" or "higher" values."""
 
     metric: str = "loss"
     better: str = "lower"
@@ -333,7 +333,7 @@ def _states(folder: str | Path, skip_damaged: bool) -> Iterator[tuple[Path, Trai
 
 
 def remove_surplus_checkpoints(folder: str | Path, retention: CheckpointRetention, metric: BestMetric) -> list[Path]:
-    """Removes the checkpoints that no rule keeps; returns them."""
+    """Removes the checkpoints that no rule keeps, and returns their folders."""
     every = checkpoints(folder)
     kept = {*every[: retention.keep_last], *best(folder, metric, skip_damaged=True)[: retention.keep_best]}
     if retention.keep_epochs:
@@ -353,7 +353,7 @@ def remove_surplus_checkpoints(folder: str | Path, retention: CheckpointRetentio
 
 
 def newest(folder: str | Path, count: int, *, up_to: int | None = None, epoch_ends: bool = False) -> list[Path]:
-    """The `count` newest checkpoints, newest first; up to an update; or only ends of epochs (`up_to`: an epoch)."""
+    """Returns the `count` newest checkpoints, newest first. up_to: the last update, or with `epoch_ends` the last epoch."""
     found = []
     for path, state in _states(folder, skip_damaged=False):
         if epoch_ends and not state.epoch_end:
@@ -367,7 +367,7 @@ def newest(folder: str | Path, count: int, *, up_to: int | None = None, epoch_en
 
 
 def average(paths: Sequence[str | Path], *, ema: bool = False) -> dict[str, Tensor]:
-    """The mean of the weights of checkpoints: half precision is summed in float32, integers are floor-divided."""
+    """Returns the mean of the weights. Half precision is summed in float32, and integers are floor-divided."""
     if not paths:
         raise ValueError("averaging needs at least one checkpoint")
     name = EMA if ema else MODEL

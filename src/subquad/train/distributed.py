@@ -40,7 +40,7 @@ STOP_EVERY = 8
 
 @dataclass(frozen=True)
 class Workers:
-    """This process among all of them."""
+    """The place of this process (`rank`) among all `world` processes."""
 
     rank: int = 0
     world: int = 1
@@ -56,7 +56,7 @@ class Workers:
             dist.barrier()
 
     def all_reduce(self, values: Mapping[str, Tensor | float], device: torch.device) -> dict[str, float]:
-        """Sums over the processes, which all have the same names: one exchange of a float64 tensor on the device."""
+        """Returns sums over all processes, which must give the same names. It exchanges one float64 tensor."""
         names = sorted(values)
         given = [torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in names]
         sums = torch.stack(given) if given else torch.zeros(0, dtype=torch.float64, device=device)
@@ -65,13 +65,13 @@ class Workers:
         return dict(zip(names, sums.tolist(), strict=True))
 
     def all_gather(self, content: Any) -> list[Any]:
-        """What each process gave, by rank; content: anything that JSON can hold."""
+        """Returns what each process gave, by rank. content: anything that JSON can hold."""
         if self.world == 1:
             return [content]
         return [json.loads(given) for given in self._all_gather_bytes(json.dumps(content).encode())]
 
     def gather_tensors(self, tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-        """This process's tensors and, under `prefix` and their rank, those of the others."""
+        """Returns the first process's tensors, and under `prefix` and their rank those of the others."""
         if self.world == 1:
             return dict(tensors)
         own = safetensors.torch.save({name: value.cpu().contiguous() for name, value in tensors.items()})
@@ -81,7 +81,7 @@ class Workers:
         return first
 
     def _all_gather_bytes(self, content: bytes) -> list[bytes]:
-        """What each process gave, by rank: as bytes, so that nothing that arrives is run."""
+        """Returns what each process gave, by rank. Bytes are exchanged instead of pickles, which could run code."""
         device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.world)]
         dist.all_gather(sizes, torch.tensor([len(content)], device=device))
@@ -98,12 +98,12 @@ _GROUPS = itertools.count()
 
 
 def full_tensor(value: Tensor) -> Tensor:
-    """A sharded tensor (FSDP2) gathered, which all processes must do at once; another as it is."""
+    """Gathers a sharded tensor (FSDP2), which all processes must do at once. Other tensors are returned as they are."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def gather_to_first(tensors: Mapping[str, Tensor], workers: Workers) -> dict[str, Tensor]:
-    """Whole tensors on the CPU of the first process; the others get none. All must call it at once.
+    """Returns whole tensors on the CPU of the first process, and nothing on the others. All must call it at once.
 
     Sharded tensors are gathered one by one, so that no device ever holds more than one whole tensor for it. What is on
     the CPU already is not copied.
@@ -117,12 +117,12 @@ def gather_to_first(tensors: Mapping[str, Tensor], workers: Workers) -> dict[str
 
 
 def to_local(value: Tensor) -> Tensor:
-    """This process's part of a sharded tensor, in the same memory; another as it is."""
+    """Returns this process's part of a sharded tensor, in the same memory. Other tensors are returned as they are."""
     return value.to_local() if hasattr(value, "to_local") else value
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """A copy of a whole tensor on the device of `like`, and sharded as it is."""
+    """Returns a copy of a whole tensor on the device of `like`, sharded in the same way."""
     value = value.to(like.device, copy=True)
     if not hasattr(like, "full_tensor"):
         return value
@@ -134,7 +134,7 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 
 def join() -> Workers:
-    """Meets the other processes that torchrun started; alone without it."""
+    """Joins the other processes that torchrun started. Without torchrun this process is the only one."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         return Workers()
@@ -232,7 +232,7 @@ class DistributedLoss:
         return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
 
     def unwrapped(self) -> tuple[Model, LossOf]:
-        """The model and its loss without any exchange; a sharded one is gathered into a copy by all workers at once."""
+        """Returns the model and its loss without any exchange. All workers must gather a sharded model at once."""
         model = self.model
         if self.sharded:
             weights = {name: full_tensor(value) for name, value in model.state_dict().items()}
@@ -257,7 +257,7 @@ def _sum_bucket(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 def _shard(module: nn.Module, workers: Workers) -> nn.Module:
-    """Every block is gathered when it is needed; what is in no block belongs to the module itself."""
+    """Shards every block, which is gathered when it is needed, and with the module all that is in no block."""
     from torch.distributed.device_mesh import init_device_mesh  # together more than a second to import
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -294,7 +294,7 @@ def validate(
     threads: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
-    """The task's metrics on a split, in eval mode, over every sample once, which the processes share.
+    """Returns the task's metrics on a split, in eval mode, over every sample once. The processes share the samples.
 
     threads: build batches ahead of need. stop: asked now and then, by all processes at once; if it says so, the
     validation is given up, and there are no metrics.
@@ -319,7 +319,7 @@ def validate(
 
 
 def add_sums(sums: dict[str, Tensor | float], more: Mapping[str, Tensor | float], counts: bool = True) -> None:
-    """Adds numbers by name, in float64; those that do not count add nothing but their names."""
+    """Adds numbers by name, in float64. If they do not count, only their names are added, with zeros."""
     for name, value in more.items():
         value = value.double() if isinstance(value, Tensor) else value
         sums[name] = sums.get(name, 0.0) + value if counts else sums.get(name, 0.0)

@@ -30,7 +30,7 @@ class MetricsLog:
         self.is_new = end == 0
 
     def write(self, event: str, update: int, values: Mapping[str, Any] | None = None) -> None:
-        """event: "train", "valid", ...; numbers that are not finite become strings, for JSON has none."""
+        """Writes a record. event: "train", "valid", ... Numbers that are not finite become strings in JSON."""
         record = {"event": event, "update": update, "time": round(time.time(), 3), **(values or {})}
         line = json.dumps({key: _jsonable(value) for key, value in record.items()}) + "\n"
         end, data = os.fstat(self.file).st_size, line.encode()
@@ -57,7 +57,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def read_metrics(path: str | Path, event: str | None = None) -> list[dict[str, Any]]:
-    """The records that count, of one event or all. A half-written last line is left out."""
+    """Returns the records of one event, or of all. Those after an update that the run went back to do not count."""
     records: list[dict[str, Any]] = []
     lines = Path(path).read_text().split("\n")
     for number, line in enumerate(lines[:-1], 1):

@@ -76,7 +76,7 @@ def diagnose(
     folder: Path,
     update: int,
 ) -> NotFiniteError:
-    """The error to raise, after the batch that reproduces it is in `folder`.
+    """Writes the batch that reproduces the failure to `folder`, and returns the error to raise.
 
     loss_of: forward pass of a batch to the scalar that is differentiated. attempts: the update's micro-batches, each
     with the state of the generators before it. The model's gradients are dropped; generators end where they were.
@@ -121,7 +121,7 @@ def find_culprit(model: nn.Module, loss: Callable[[], Tensor]) -> Culprit | None
 
 
 def _culprit(model: nn.Module, what: str, place: str, name: str | None = None) -> Culprit:
-    """`place`: the module's name."""
+    """Describes the module that is called `place`. name: of the parameter, if it is one."""
     mechanism, path = None, ""
     for part in ["", *place.split(".")] if place else [""]:
         path = f"{path}.{part}".strip(".")
@@ -133,7 +133,7 @@ def _culprit(model: nn.Module, what: str, place: str, name: str | None = None) -
 
 @dataclass
 class _Trace:
-    """Who made a tensor and who reads it, innermost producer and reader: the first and the last."""
+    """The modules that produced a tensor, innermost first, and those that read it, innermost last."""
 
     value: Tensor
     """Kept alive, so that its id stays its own."""
@@ -210,7 +210,7 @@ class _Watch:
         return note
 
     def _blame(self, module: nn.Module) -> Culprit:
-        """The module itself if its output's gradient was finite, or the nearest around it of which that is true."""
+        """Blames `module`, or the innermost one around it, whose output had a finite gradient."""
         name: str | None = self.names[module]
         while name is not None and self.model.get_submodule(name) not in self.sound:
             name = name.rpartition(".")[0] if name else None
@@ -218,7 +218,7 @@ class _Watch:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Tensors of a result or of arguments, in tuples, lists, mappings."""
+    """Yields the tensors of a result or of arguments, also inside tuples, lists and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -247,7 +247,7 @@ def save_failure(
 
 
 def load_failure(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """Batch, generators' states (for `set_rng_state`) and report of a failure."""
+    """Returns the batch of a failure, the generators' states (for `set_rng_state`) and its report."""
     if not (folder / REPORT).is_file():
         raise ValueError(f"{folder} holds no saved batch: there is no {REPORT} in it")
     tensors = load_file(folder / TENSORS)

@@ -31,7 +31,7 @@ GROUP_STATE = ("lr_old",)
 
 
 class OptimConfig(Options):
-    """Options of the optimiser. The learning rate is the schedule's."""
+    """Options of the optimiser. The learning rate is in the section `schedule`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,7 +77,7 @@ class OptimConfig(Options):
 
 
 def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of a model's trainable parameters; set the rate of each update with `set_learning_rate`."""
+    """Builds the optimiser of a model's trainable parameters. `set_learning_rate` sets the rate of each update."""
     groups = parameter_groups(config, model)
     common: dict[str, Any] = {"lr": 0.0, "weight_decay": config.weight_decay}
     adaptive = common | {"betas": config.betas, "eps": config.eps}
@@ -93,7 +93,7 @@ def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimi
 
 
 def parameter_groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:
-    """Parameters with decay, and those without: 1-D ones when `decay_vectors` is off, and those named in `no_decay`."""
+    """Splits the parameters: those without weight decay are named in `no_decay`, or 1-D if `decay_vectors` is off."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("the model has no parameter to train: all are frozen")
@@ -118,7 +118,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _fusible(groups: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether torch has one kernel for the whole update; without it, it goes operation by operation."""
+    """Whether torch has one kernel for the whole update of these parameters."""
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for group in groups for p in group["params"])
 
 
@@ -212,7 +212,7 @@ class Nag(torch.optim.Optimizer):
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, workers: Workers = ALONE) -> dict[str, Tensor]:
-    """All of an optimiser's state as tensors, "key.name of the parameter": see `gather_to_first`.
+    """Returns the state of an optimiser as tensors called "KEY.PARAMETER"; see `gather_to_first`.
 
     torch's own function for this makes an update, to have a state at all, where there was none yet.
     """
@@ -231,7 +231,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, workers:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_state`, bit by bit. State of unknown or misshapen parameters is an error."""
+    """Restores what `optimizer_state` returned, bit by bit. State of unknown or misshapen parameters is an error."""
     parameters = dict(model.named_parameters())
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     fresh: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
@@ -256,7 +256,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, saved:
 
 
 def _placed(key: str, name: str, value: Tensor, parameter: nn.Parameter, group: Mapping[str, Any]) -> Tensor:
-    """A saved tensor where the optimiser wants it."""
+    """Returns a saved tensor on the device on which the optimiser needs it."""
     if key == "step":  # fused kernels of torch's own classes want it beside the parameter, all else on the CPU
         return value.to(parameter.device if group.get("fused") else "cpu", copy=True)
     if value.shape != parameter.shape:
@@ -281,7 +281,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:
-    """The norm of all gradients together, before clipping; above `limit` (0: off) they are scaled down to it.
+    """Scales the gradients down to the norm `limit` (0: never). Returns the norm of all of them before that.
 
     Not finite: nothing is scaled, so that what is wrong can still be found.
     """
@@ -318,7 +318,7 @@ class Ema:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Within it the model has the averaged weights; afterwards its own again, bit by bit."""
+        """Within the block the model has the averaged weights, and afterwards its own again, bit by bit."""
         own = {name: value.detach().clone() for name, value in model.state_dict().items()}
         model.load_state_dict(self.weights)
         try:

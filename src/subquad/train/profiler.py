@@ -46,7 +46,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of torch. share: of the time of all operators, without those that it calls."""
+    """An operator of torch. share: its part of the time of all operators, without those that it calls."""
 
     name: str
     calls: float
@@ -95,7 +95,7 @@ def profile_updates(advance: Callable[[], Any], phases: Phases, updates: int) ->
 
 
 def _operators(advance: Callable[[], Any], updates: int) -> list[Operator]:
-    """The operators that take most, of `updates` further updates."""
+    """Returns the operators that take the most time in `updates` further updates."""
     on_gpu = torch.cuda.is_available()
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as trace:
         for _ in range(updates):
@@ -110,6 +110,6 @@ def _operators(advance: Callable[[], Any], updates: int) -> list[Operator]:
 
 
 def _finish_kernels() -> None:
-    """A GPU computes behind the program's back: the clock waits for it."""
+    """Waits for the GPU, which computes while the program goes on."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

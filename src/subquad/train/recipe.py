@@ -127,7 +127,7 @@ class Recipe(Options):
         MODELS[kind].Config.parse("model", options)
 
     def model_data(self, data_dependent: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's config, with what the data decides about it (`Task.data_dependent_model_config`)."""
+        """Returns the model's config, with the options of `Task.data_dependent_model_config`."""
         given = dict(self.model)
         name = given.pop("preset", None)
         base = preset(name, given) if name is not None else given
@@ -138,7 +138,7 @@ class Recipe(Options):
 
 @functools.cache
 def recipe_class(task: str) -> type[Recipe]:
-    """The class of recipes of a task, whose section `data` is the task's."""
+    """Returns the class of the recipes of a task, which has the task's section `data`."""
     field: Any = (task_class(task).Data, Field(description=Recipe.model_fields["data"].description))
     return create_model("Recipe", __base__=Recipe, __doc__=Recipe.__doc__, data=field)
 
@@ -157,7 +157,7 @@ Changes = Sequence[str | Mapping[str, Any]]
 
 
 def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Changes = ()) -> Recipe:
-    """A recipe with changes. recipe: the path of a YAML file, its content, or a recipe that was read."""
+    """Reads a recipe and applies changes. recipe: the path of a YAML file, its content, or a recipe that was read."""
     if isinstance(recipe, str | Path):
         owner, data = f"recipe {recipe}", _read_file(Path(recipe))
     else:
@@ -181,7 +181,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _change(text: str) -> dict[str, Any]:
-    """`a.b=c` as {"a": {"b": c}}, c read as YAML."""
+    """Returns {"a": {"b": c}} for the text `a.b=c`, where c is read as YAML."""
     key, equals, value = text.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -201,7 +201,7 @@ def _change(text: str) -> dict[str, Any]:
 
 
 def describe_origins(model: Mapping[str, Any]) -> dict[str, Any]:
-    """For environment.json: the mechanisms of other packages in a model's config; nothing if there are none."""
+    """Returns what environment.json says about mechanisms of other packages in a model; empty if there are none."""
     found = origins(sorted(mixer_names(model)))
     return {MECHANISMS: found} if found else {}
 

@@ -16,7 +16,7 @@ def seed_all(seed: int) -> None:
 
 
 def torch_rng_state() -> dict[str, Tensor]:
-    """The states of torch's generators, of all devices: quick enough for every batch."""
+    """Returns the states of torch's generators on all devices. It is quick enough for every batch."""
     saved = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         saved |= {f"cuda.{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -24,7 +24,7 @@ def torch_rng_state() -> dict[str, Tensor]:
 
 
 def rng_state() -> dict[str, Tensor]:
-    """The states of torch's (all devices'), numpy's and Python's generators, as tensors."""
+    """Returns the states of torch's generators on all devices, of numpy's and of Python's, as tensors."""
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, words, next_gauss = random.getstate()
     return torch_rng_state() | {
@@ -37,7 +37,7 @@ def rng_state() -> dict[str, Tensor]:
 
 
 def set_rng_state(saved: Mapping[str, Tensor]) -> None:
-    """The inverse of `rng_state`; generators that `saved` leaves out stay as they are."""
+    """Restores what `rng_state` returned. Generators that `saved` leaves out stay as they are."""
     if "torch" in saved:
         torch.set_rng_state(saved["torch"])
     if "numpy.keys" in saved:

@@ -105,12 +105,12 @@ def open_task(recipe: Recipe, folder: Path, workers: Workers) -> Task:
 
 
 def build_task(recipe: Recipe, cache: Path, report: ReportProgress | None = None) -> Task:
-    """The task of a recipe with its data. cache: where tokens are written that are not prepared yet."""
+    """Opens the task of a recipe with its data. cache: where text that is not prepared yet is written as tokens."""
     return recipe.task_class.open(recipe.data, cache, recipe.train.smoothing, recipe.train.aux_weight, report)
 
 
 def open_run(recipe: Recipe, run: Path) -> bool:
-    """Writes the recipe of a new run, or compares it with that of one that has learned something; True if it has."""
+    """Writes the recipe of a new run, or compares it with that of a trained run. Returns whether the run is trained."""
     data = recipe.model_dump(mode="json")
     path = run / RECIPE
     trained = bool(checkpoints(checkpoint_folder(run))) or (run / IMPORTED).exists()
@@ -135,7 +135,7 @@ def open_run(recipe: Recipe, run: Path) -> bool:
 
 
 def only_imported(run: Path) -> bool:
-    """Whether a run came from another program and was not trained here: its recipe names data that nobody has."""
+    """Whether a run was imported and not trained here, so that the data in its recipe may not exist."""
     return (run / IMPORTED).exists() and not (run / METRICS).exists()
 
 
@@ -154,7 +154,7 @@ def check_has_data(recipe: Recipe, run: Path, split: str) -> None:
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Keeps other trainers out of a run directory; the system opens the lock when this process ends, or dies."""
+    """Keeps other trainers out of a run directory. The system releases the lock when this process ends or dies."""
     run.mkdir(parents=True, exist_ok=True)
     path = run / LOCK
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -175,7 +175,7 @@ def locked(run: Path) -> Iterator[None]:
 
 
 def differences(before: Any, now: Any, prefix: str = "") -> list[str]:
-    """Dotted names of what differs between two configs."""
+    """Returns the dotted names of the options in which two configs differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = dict.fromkeys([*before, *now])
         return [found for key in keys for found in differences(before.get(key), now.get(key), f"{prefix}{key}.")]
@@ -219,7 +219,7 @@ class LoadedRun:
 
 
 def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence[str] = ()) -> LoadedRun:
-    """The model of a run, on the GPU if there is one.
+    """Loads the model of a run, on the GPU if there is one.
 
     checkpoint: `best` by the validation metric, `last`, the name of one (such as update-000001000 or average), or the
     path of one. Where the run keeps a moving average of the weights, that is used, as in validation. changes: to the
@@ -248,14 +248,14 @@ def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence
 
 
 def check_run(folder: Path) -> None:
-    """Refuses what is no run directory, and says what it is instead."""
+    """Raises a ValueError that gives the reason if a folder is no run directory."""
     if not (folder / RECIPE).is_file():
         why = f"it holds no {RECIPE}" if folder.is_dir() else "it is a file" if folder.exists() else "there is none"
         raise ValueError(f"{folder} is no run: {why}; `subquad train RECIPE --out FOLDER` makes one")
 
 
 def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:
-    """The folder of a checkpoint: `best`, `last`, a name among the run's, or a path."""
+    """Returns the folder of a checkpoint, which is `best`, `last`, the name of one in the run, or a path."""
     within = checkpoint_folder(folder)
     every = checkpoints(within)
     if not every and name in ("best", "last"):
@@ -284,7 +284,7 @@ def evaluate_run(
     workers: Workers = ALONE,
     report: Callable[[str], None] | None = None,
 ) -> Evaluation:
-    """The run's quality on a split, the same for all workers, which share the samples.
+    """Evaluates a run on a split. The workers share the samples, and all of them get the same result.
 
     context_window: tokens of earlier text that a language model reads before those that count. report: gets a message
     several times in each pass over the samples.

@@ -88,7 +88,7 @@ class ScheduleConfig(Options):
             raise ValueError(f"warmup_updates is {self.warmup_updates}; it must be below total, {self.total}")
 
     def unfinished_warmup(self, updates: int | None, epochs: int | None) -> str | None:
-        """What to say about a run of so many updates or epochs that ends before its warm-up does."""
+        """Returns a warning if a run of so many updates or epochs ends before its warm-up does."""
         spans = ((self.warmup_updates, updates, "updates"), (self.warmup_epochs, epochs, "epochs"))
         for warmup, length, unit in spans:
             if length is not None and warmup > length:
@@ -100,7 +100,7 @@ class ScheduleConfig(Options):
 
 
 class Schedule:
-    """The curve of a config in a run of `total` updates or `epochs` epochs, where the config leaves these open."""
+    """The curve of a config. total and epochs: the length of the run, which is used where the config gives none."""
 
     def __init__(self, config: ScheduleConfig, total: int | None = None, epochs: int | None = None) -> None:
         self.config = config
@@ -130,7 +130,7 @@ class Schedule:
         return None if self.curve_epochs is None else self.curve_epochs + self.config.cooldown_epochs
 
     def learning_rate(self, update: int, epoch: int = 0) -> float:
-        """The rate of the next update when `update` updates and `epoch` epochs are done."""
+        """Returns the rate of the next update after `update` updates and `epoch` epochs."""
         config = self.config
         if config.kind == "onecycle-linear":
             return self._onecycle(update)
@@ -159,7 +159,7 @@ class Schedule:
         return self.learning_rate(update, epoch) <= config.stop_lr
 
     def _cosine(self, update: int) -> float:
-        """`update` counts from the end of the warm-up."""
+        """Returns the rate of the cosine. update: counted from the end of the warm-up."""
         config = self.config
         assert config.period is not None or self.total is not None
         length: float = config.period or (self.total or 0) - config.warmup_updates

@@ -26,7 +26,7 @@ def import_wandb() -> Any:
 
 
 def run_artifact(run: Path, checkpoint: Path) -> Any:
-    """A wandb.Artifact called like the run's folder, with the numbers of the checkpoint's validation beside it."""
+    """Returns a wandb.Artifact with the name of the run's folder, and the checkpoint's metrics as metadata."""
     state = read_state(checkpoint)
     metadata = {"update": state.update, "epoch": state.epoch, **state.metrics}
     artifact = import_wandb().Artifact(_allowed(run.resolve().name), type="model", metadata=metadata)
@@ -40,12 +40,12 @@ def run_artifact(run: Path, checkpoint: Path) -> Any:
 
 
 def _allowed(name: str) -> str:
-    """An artifact's name has letters, digits, _, - and dots."""
+    """Replaces what the name of an artifact may not have: it has letters, digits, _, - and dots."""
     return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)
 
 
 def local_run(run: str | Path) -> Path:
-    """The folder of a run: as given, or that of an artifact `wandb:...`, which is fetched into runs/NAME-VERSION."""
+    """Returns the folder of a run. An artifact `wandb:...` is fetched into runs/NAME-VERSION."""
     return fetch(str(run)) if str(run).startswith(REFERENCE) else Path(run)
 
 
@@ -92,7 +92,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Scalars as "event/metric"."""
+    """Writes events of TensorBoard into the run directory, with scalars called "event/metric"."""
 
     def __init__(self, run: Path) -> None:
         self.writer = _summary_writer()(str(run / "tensorboard"))
@@ -146,7 +146,7 @@ class Wandb:
 
 
 class SafeTracker:
-    """A tracker that stops no training: its first failure is a warning and its end, for the file has every number."""
+    """Guards a tracker: after its first failure, which is a warning, it is not used again, and training goes on."""
 
     def __init__(self, name: str, build: Callable[[], Tracker]) -> None:
         self.name = name
@@ -180,7 +180,7 @@ class SafeTracker:
 
 
 def build_trackers(config: TrackConfig, run: Path, recipe: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers that a config asks for; a package that is missing is a ValueError, before anything is trained."""
+    """Returns the trackers that a config asks for. A missing package is a ValueError, before anything is trained."""
     run.mkdir(parents=True, exist_ok=True)
     trackers: list[Tracker] = []
     if config.tensorboard:
