@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
 
 
 def choice() -> str:
-    """What SUBQUAD_ALLOCATOR asks for: "keep" (the default) or "system"."""
+    """Returns what SUBQUAD_ALLOCATOR asks for: "keep" (the default) or "system"."""
     word = os.environ.get(VARIABLE) or CHOICES[0]
     if word not in CHOICES:
         raise ValueError(f"{VARIABLE} is {word!r}; set it to 'system' to leave the allocator alone, or unset it")
@@ -45,7 +45,7 @@ def choice() -> str:
 
 
 def set_up_command() -> bool:
-    """What every command does first; returns whether freed memory is kept."""
+    """Sets up the allocator for a command. Returns whether freed memory is kept."""
     return choice() == "keep" and keep_freed_memory()
 
 

@@ -12,7 +12,7 @@ MOST_SHOWN = 200
 
 
 def nearest(word: object, known: Iterable[object]) -> str:
-    """The end of a sentence about an unknown word: `; did you mean 'x'?` if a known one is close, else a full stop.
+    """Returns the end of a sentence about an unknown word: `; did you mean 'x'?` if one is close, else a full stop.
 
     A key of YAML may be any value.
     """
@@ -21,7 +21,7 @@ def nearest(word: object, known: Iterable[object]) -> str:
 
 
 class Options(BaseModel):
-    """Base of every config class. `parse` builds one, and turns every mistake into one line for the user."""
+    """The base of every config class. `parse` builds one, and turns every mistake into one line for the user."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,7 +52,7 @@ def unknown_option(owner: str, key: str, options: type[BaseModel]) -> str:
 
 
 def _places(key: str, options: type[BaseModel]) -> Iterator[str]:
-    """Where the sections of a config have an option of this name: `encoder.heads`."""
+    """Returns the places in the sections of a config that have an option of this name, such as `encoder.heads`."""
     for name, field in options.model_fields.items():
         either = get_origin(field.annotation) in (Union, UnionType)
         for part in get_args(field.annotation) if either else [field.annotation]:
@@ -62,7 +62,7 @@ def _places(key: str, options: type[BaseModel]) -> Iterator[str]:
 
 
 def _problem(options: type[BaseModel], item: Any) -> str:
-    """One of pydantic's findings, in our words."""
+    """Returns an error of pydantic in our words."""
     place = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         *path, key = item["loc"]
@@ -77,13 +77,13 @@ def _problem(options: type[BaseModel], item: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value for a message, which is one line that can be read."""
+    """Returns a value as one readable line, for a message."""
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def _model_at(options: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
-    """The config class of the field that `path` leads to."""
+    """Returns the config class of the field that `path` leads to."""
     for name in path:
         annotation = options.model_fields[name].annotation if name in options.model_fields else None
         inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]

@@ -9,7 +9,7 @@ import torch
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, processor and threads. Names no host, user or path."""
+    """Returns versions, processor and threads. It names no host, user or path."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -22,7 +22,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the system states it, or its architecture."""
+    """Returns the processor's name as the system states it, or its architecture."""
     if info.exists():
         for line in info.read_text().splitlines():
             if line.startswith("model name"):

@@ -27,7 +27,7 @@ key, since larger ones can be chosen so that all of their hashes are equal."""
 
 
 def read_metadata(path: Path, format: object, what: str, entries: Iterable[str] = ()) -> dict[str, Any]:
-    """The JSON file beside `what` it describes; missing, damaged or of another format, it is a ValueError.
+    """Reads the JSON file that describes `what`. A missing, damaged or unknown file is a ValueError.
 
     entries: what it must have; without them it describes something else.
     """
@@ -46,7 +46,7 @@ def read_metadata(path: Path, format: object, what: str, entries: Iterable[str] 
 
 @contextmanager
 def wrap_corrupt_data_errors(what: str) -> Iterator[None]:
-    """Around the use of data that others may have written: what is missing, or of another type, is a ValueError.
+    """Turns errors of Python in the block into a ValueError: data that others wrote may lack parts or have other types.
 
     It shows wherever it is used first, as an error of Python's; the message names it, and `--debug` shows where.
     """
@@ -79,7 +79,7 @@ def decode_utf8(data: bytes, path: str) -> str:
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """A YAML file that must hold a mapping, which is a `what`."""
+    """Reads a YAML file that holds a mapping. what: what the file is, for messages."""
     try:
         content = parse_yaml(path.read_text())
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain data of YAML; a ValueError says in one line why it is none."""
+    """Returns the data of a YAML text. A ValueError says in one line why it cannot be read."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -132,7 +132,7 @@ def is_bounded(root: Any, parts: Callable[[Any], Iterable[Any]], most: int) -> b
 
 
 def to_checksummed_json(content: Mapping[str, Any]) -> str:
-    """A description as the text of its file, with its checksum."""
+    """Returns a description as JSON, with its checksum in it."""
     plain = json.loads(json.dumps(content))  # as it will be read: names are text, tuples are lists
     return json.dumps({**plain, CHECKSUM: digest(plain)}, indent=2) + "\n"
 
@@ -169,7 +169,7 @@ def write_files(contents: Mapping[Path, Callable[[Path], object]]) -> None:
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """A folder to write to, which gets its name when all is written; an error leaves nothing behind.
+    """Yields a folder to write to, which gets its name at the end of the block. An error leaves nothing behind.
 
     What a process left that was killed is removed first.
     """
@@ -196,7 +196,7 @@ def new_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def name_write_errors(path: Path) -> Iterator[None]:
-    """Around writing `path`: whatever says that the disk does not take it is an OSError with this name.
+    """Turns errors in the block that mean that the disk does not take `path` into an OSError with this name.
 
     The system's own errors have a name only where a file is opened, not where it is written. Those of libraries in
     Rust and C++ are of many types, and have the system's message in their text.
@@ -225,12 +225,12 @@ def is_alive(process: int) -> bool:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of plain data."""
+    """Returns the SHA-256 of JSON-compatible data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Returns the SHA-256 of a file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -40,7 +40,7 @@ def require(module: str, purpose: str, extra: str | None = None, *, package: str
 
 
 def require_folder(package: str, purpose: str, extra: str) -> Path:
-    """The folder of an optional package, for those that only bring files: nothing is imported."""
+    """Returns the folder of an optional package, of which only the files are used. Nothing is imported."""
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         raise ValueError(_missing(package, purpose, extra))
@@ -80,7 +80,7 @@ PLUGINS = "SUBQUAD_PLUGINS"
 
 
 def plugins() -> list[str]:
-    """The modules that the user named, in this process or in the one that started it."""
+    """Returns the modules that the user named, in this process or in the one that started it."""
     return [module for module in os.environ.get(PLUGINS, "").split(",") if module]
 
 
@@ -93,7 +93,7 @@ def name_plugins(*modules: str) -> None:
 
 
 def requirements() -> dict[str | None, list["Requirement"]]:
-    """What the installed metadata of subquad asks for on this machine, by extra; None: always needed.
+    """Returns the packages that subquad needs on this machine, by extra; those of None are always needed.
 
     `dev`, for those who work on subquad itself, is left out.
     """
@@ -114,7 +114,7 @@ def _applies(requirement: "Requirement", extra: str) -> bool:
 
 
 def find_problem(requirement: "Requirement") -> str | None:
-    """What is wrong with the installed version of a package, if anything."""
+    """Returns what is wrong with the installed version of a package, or None."""
     version = installed_version(requirement.name)
     if version is None:
         return f"{requirement.name} not installed"
@@ -123,7 +123,7 @@ def find_problem(requirement: "Requirement") -> str | None:
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version of a package, or None."""
+    """Returns the installed version of a package, or None."""
     from importlib import metadata  # here: it would slow `subquad --help` down
 
     try:

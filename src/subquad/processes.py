@@ -24,7 +24,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class InterruptionError(Exception):
-    """A command was asked to end. The message says what is kept, and `exit_code` by what it was asked."""
+    """A command was asked to end. The message says what is kept; `exit_code` tells which signal asked."""
 
     def __init__(self, cause: KeyboardInterrupt) -> None:
         super().__init__(f"interrupted: {cause}" if str(cause) else "interrupted")
@@ -37,7 +37,7 @@ def raise_terminated(*_: object) -> None:
 
 @contextmanager
 def interruptible(sigterm: bool = True) -> Iterator[None]:
-    """Around a command: Ctrl-C raises InterruptionError at its end, and so does SIGTERM if `sigterm` says so."""
+    """Within the block, Ctrl-C ends a command with an InterruptionError, and so does SIGTERM if `sigterm` is True."""
     before = signal.signal(signal.SIGTERM, raise_terminated) if sigterm else None
     try:
         yield
@@ -69,13 +69,13 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def error(self, message: str) -> KeyboardInterrupt:
-        """What to raise at the orderly end; a request that only another process received counts as SIGTERM."""
+        """Returns what to raise at the orderly end. A request that only another process received counts as SIGTERM."""
         return KeyboardInterrupt(message) if self.signal == signal.SIGINT else Terminated(message)
 
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Within it, SIGINT and SIGTERM are remembered instead of raised.
+    """Within the block, SIGINT and SIGTERM are remembered instead of raised.
 
     Only the main thread receives signals; in others there are no requests. Handlers of somebody else's, and signals
     that are ignored, stay as they are.
@@ -108,7 +108,7 @@ def run_main(main: Callable[[], None]) -> int:
 
 
 def error_line(error: Exception) -> str:
-    """What went wrong, and what to do about it, in one line."""
+    """Returns what went wrong and what to do about it, in one line."""
     if isinstance(error, OSError) and error.filename is not None:
         text = _system_error(error)
     elif isinstance(error, ValueError | OSError):
@@ -123,7 +123,7 @@ def error_line(error: Exception) -> str:
 
 
 def _system_error(error: OSError) -> str:
-    """What the system refused, and what to do; most of what is likely is refused before it comes to this."""
+    """Returns what the system refused, and what to do about it."""
     reasons = {
         FileNotFoundError: "there is no such file or folder; check the path",
         FileExistsError: "there is a file already where a folder is needed; give another path",

@@ -353,7 +353,7 @@ def remove_surplus_checkpoints(folder: str | Path, retention: CheckpointRetentio
 
 
 def newest(folder: str | Path, count: int, *, up_to: int | None = None, epoch_ends: bool = False) -> list[Path]:
-    """Returns the `count` newest checkpoints, newest first. up_to: the last update, or with `epoch_ends` the last epoch."""
+    """Returns the `count` newest checkpoints, newest first. up_to: an update, or with `epoch_ends` an epoch."""
     found = []
     for path, state in _states(folder, skip_damaged=False):
         if epoch_ends and not state.epoch_end:
