@@ -34,7 +34,7 @@ Usual = subprocess.Popen
 _server: socket.socket | None = None
 
 
-class Preloaded(Usual):  # type: ignore[type-arg]
+class Preloaded(Usual):
     """`python [-u] -m MODULE` or `python [-u] FILE.py` as a fork of the server; others are started as always."""
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:

@@ -64,8 +64,8 @@ def trainer(given: Recipe, run: Path, task: Task | None = None, workers: Workers
 
 
 def said(given: Trainer) -> str:
-    assert isinstance(given.progress.shown.stream, io.StringIO)
-    return given.progress.shown.stream.getvalue()
+    assert isinstance(given.progress.stream, io.StringIO)
+    return given.progress.stream.getvalue()
 
 
 def assert_equal(ours: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
