@@ -35,7 +35,10 @@ _server: socket.socket | None = None
 
 
 class Preloaded(Usual):
-    """`python [-u] -m MODULE` or `python [-u] FILE.py` as a fork of the server; others are started as always."""
+    """`python [-u] -m MODULE` or `python [-u] FILE.py` as a fork of the server; others are started as always.
+
+    No preexec_fn is called in a fork. Ctrl-C interrupts it, also where the suite runs in the background and ignores it.
+    """
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         _, _, cwd, env, _, _, shell, *pipes = rest[:13]
