@@ -14,13 +14,13 @@ import torch
 from subquad.data.tokenizers.fairseq import post_process
 from subquad.decode.options import DecodeOptions
 from subquad.decode.translate import Candidate, Translator
-from subquad.evaluate.bleu_and_chrf import token_bleu
 from subquad.interop.checkpoints import import_checkpoint
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.models import Seq2Seq
 from subquad.train.checkpoint import average, load_weights_of
 from subquad.train.run import LoadedRun, load_trained
 from tests.originals.beams import SCORE_TOLERANCE
+from tests.originals.token_bleu import token_bleu
 
 NAMED = re.compile(r"(main|legacy)_(?P<kind>[a-z]+)_glu")
 AVERAGED = re.compile(r".*_avg(\d+)")

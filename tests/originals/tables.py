@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from subquad.evaluate.bleu_and_chrf import token_bleu
 from subquad.models import Model, build_model, preset
 from subquad.models.costs import forward_flops
 from subquad.models.presets import PRESETS
 from subquad.nn.positions import build_positions, position_ids
 from tests.originals import arguments, batching, text, training
 from tests.originals.files import OUTPUT_TOLERANCE, assert_close
+from tests.originals.token_bleu import token_bleu
 
 # The settings of the papers; on pyramids LARA's landmarks are mapped over all channels.
 MIXERS: dict[str, dict[str, Any]] = {

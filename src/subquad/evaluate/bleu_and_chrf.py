@@ -4,7 +4,6 @@
     chrf           of character n-grams of the same text
     word_bleu      of text whose words are separated by spaces, unsmoothed: what multi-bleu and fairseq compute
     compound_bleu  the same with compounds split at their dashes, as in older English-German papers
-    token_bleu     the same with token ids as words, as fairseq's scorer does
 
 References are a list with one text for each hypothesis, or several such lists (streams). Other shapes are errors: a
 list of one-line lists would compare the first hypothesis with all references, which looks like a good result.
@@ -12,7 +11,7 @@ list of one-line lists would compare the first hypothesis with all references, w
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from subquad.data.tokenizers.fairseq import MosesTokenizer, WordTokenizer
 from subquad.evaluate.measure import Measure
 
 References = Sequence[str] | Sequence[Sequence[str]]
-NEVER_MATCHES = "<reference-unk>"  # no hypothesis contains it, because their words are numbers
 
 
 def bleu(hypotheses: Sequence[str], references: References, tokenize: str = "13a") -> Measure:
@@ -64,26 +62,6 @@ def word_splitter(tokenizer: Tokenizer) -> tuple[str, Callable[[str], str]]:
 def split_compounds(text: str) -> str:
     """Makes a dash between two characters a word of its own: `low-cost` becomes `low ##AT##-##AT## cost`."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", text)
-
-
-def token_bleu(
-    hypotheses: Sequence[Iterable[int]], references: Sequence[Iterable[int]], *, pad: int, eos: int, unk: int
-) -> Measure:
-    """Returns `word_bleu` of token ids without padding and eos. unk in a reference never matches."""
-    hypothesis_words = [" ".join(map(str, _strip_special(tokens, pad, eos))) for tokens in hypotheses]
-    reference_words = [
-        " ".join(NEVER_MATCHES if token == unk else str(token) for token in _strip_special(tokens, pad, eos))
-        for tokens in references
-    ]
-    return word_bleu(hypothesis_words, reference_words)
-
-
-def _strip_special(tokens: Iterable[int], pad: int, eos: int) -> list[int]:
-    kept = [int(token) for token in tokens]
-    while kept and kept[-1] in (pad, eos):
-        kept.pop()
-    first = next((place for place, token in enumerate(kept) if token != pad), len(kept))
-    return kept[first:]
 
 
 def reference_streams(hypotheses: Sequence[str], references: References) -> list[Sequence[str]]:

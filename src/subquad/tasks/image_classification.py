@@ -73,14 +73,8 @@ class ImageData(DataConfig):
         description="The size, crops and augmentation of images (needs the extra `vision`). With null images keep "
         "their size, and are standardised by the mean and deviation of the training images.",
     )
-    mixing: MixingOptions | None = Field(
-        None, description="Mixup and CutMix of training images. With null there is neither."
-    )
-    repeated: int = Field(
-        1,
-        ge=1,
-        description="Repeated augmentation: each image of a batch is in it this many times, augmented differently.",
-    )
+    mixing: MixingOptions | None = Field(None, description="Mixup and CutMix of training images; null: neither.")
+    repeated: int = Field(1, ge=1, description="Repeated augmentation: how often each image of a batch is in it.")
 
     @field_validator("images", mode="before")
     @classmethod

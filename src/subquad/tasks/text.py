@@ -40,23 +40,15 @@ class TextData(DataConfig):
     It is an embedded set, a folder that `subquad data prepare` or fairseq-preprocess wrote, or text files.
     """
 
-    embedded: str | None = Field(
-        None, description="The name of an embedded data set: phrases for translation, speeches for the other tasks."
-    )
+    embedded: str | None = Field(None, description="An embedded data set: phrases for translation, or speeches.")
     options: dict[str, Any] = Field(default_factory=dict, description="The options of the embedded data set.")
     folder: str | None = Field(None, description="A folder that `subquad data prepare` wrote.")
-    splits: dict[str, TextSource] = Field(
-        default_factory=dict, description="The files of each split: train, valid and test."
-    )
+    splits: dict[str, TextSource] = Field(default_factory=dict, description="Files of each split: train, valid, test.")
     fairseq: FairseqFolder | None = Field(
         None, description="A folder that fairseq-preprocess wrote: its path, or path, languages and codes."
     )
-    tokenizer: TokenizerConfig = Field(
-        default_factory=TokenizerConfig, description="The tokenizer of an embedded data set or of text files."
-    )
-    max_length: int | None = Field(
-        None, ge=1, description="Samples with more tokens than this in a field are skipped and counted."
-    )
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="The tokenizer of unprepared text.")
+    max_length: int | None = Field(None, ge=1, description="Samples with more tokens are skipped and counted.")
 
     task: ClassVar[str]
     """The task that reads it."""

@@ -38,9 +38,7 @@ COUNTED_TARGETS = 200_000
 
 
 class TranslationData(TextData):
-    target_tokenizer: TokenizerConfig | None = Field(
-        None, description="A separate tokenizer for the target. With null source and target share one."
-    )
+    target_tokenizer: TokenizerConfig | None = Field(None, description="A separate tokenizer for the target, or null.")
 
     task = "translation"
     sample_kind = "pairs"

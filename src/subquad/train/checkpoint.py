@@ -283,16 +283,10 @@ def latest(folder: str | Path) -> Path | None:
 class CheckpointRetention(Options):
     """Which checkpoints are kept: those that at least one rule keeps, and the newest one."""
 
-    keep_last: int = Field(
-        2, ge=1, description="How many of the newest are kept. With 2, a run survives a damaged file."
-    )
-    keep_epochs: int = Field(
-        0, ge=0, description="How many of the newest that were saved at the end of an epoch are kept."
-    )
+    keep_last: int = Field(2, ge=1, description="How many of the newest are kept. With 2 a damaged one does no harm.")
+    keep_epochs: int = Field(0, ge=0, description="How many of the newest that end an epoch are kept.")
     keep_best: int = Field(1, ge=0, description="How many of the best by the task's validation metric are kept.")
-    keep_every: int = Field(
-        0, ge=0, description="Those whose update is a multiple of this are kept. With 0 there is no such rule."
-    )
+    keep_every: int = Field(0, ge=0, description="Those whose update is a multiple of this are kept; 0: no such rule.")
 
 
 class BestMetric(NamedTuple):

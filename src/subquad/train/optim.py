@@ -41,33 +41,15 @@ class OptimConfig(Options):
         return given
 
     name: Literal["adam", "adamw", "nag", "radam", "sgd"] = Field("adam", description="The optimiser.")
-    betas: tuple[float, float] = Field(
-        (0.9, 0.98),
-        description="For adam, adamw and radam: the decay rates of the averages of gradients and of their squares.",
-    )
+    betas: tuple[float, float] = Field((0.9, 0.98), description="For adam, adamw, radam: decay of the two averages.")
     eps: float = Field(1e-8, gt=0, description="For adam, adamw and radam: this is added to the denominator.")
     momentum: float = Field(0.99, ge=0, lt=1, description="For nag and sgd: the momentum.")
     nesterov: bool = Field(False, description="For sgd: whether the momentum is Nesterov's.")
-    weight_decay: float = Field(
-        0.0, ge=0, description="An update takes this share, times the learning rate, off every weight."
-    )
-    decay_vectors: bool = Field(
-        True, description="Whether weight decay applies to biases, norms and other 1-D tensors too."
-    )
-    no_decay: tuple[str, ...] = Field(
-        (), description="Names of parameters without weight decay; * stands for any characters."
-    )
-    clip: float = Field(
-        0.0,
-        ge=0,
-        description="The largest norm of the gradients; larger ones are scaled down to it. With 0 they never are.",
-    )
-    ema: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="The decay rate of the moving average of the weights. With 0 there is no such average.",
-    )
+    weight_decay: float = Field(0.0, ge=0, description="The share of a weight, times the rate, that an update removes.")
+    decay_vectors: bool = Field(True, description="Whether biases, norms and other 1-D tensors have weight decay too.")
+    no_decay: tuple[str, ...] = Field((), description="Names of parameters without weight decay; * is anything.")
+    clip: float = Field(0.0, ge=0, description="The norm that larger gradients are scaled down to; 0: never.")
+    ema: float = Field(0.0, ge=0, lt=1, description="The decay of the moving average of the weights; 0: there is none.")
 
     def check(self) -> None:
         if not all(0 <= beta < 1 for beta in self.betas):

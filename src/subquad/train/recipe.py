@@ -42,34 +42,20 @@ class TrainConfig(Options):
     minutes: float | None = Field(None, gt=0, description="The run ends after this many minutes, validations included.")
     budget: Budget = Field(default_factory=Budget, description="How large a batch may become.")
     accumulate: int = Field(1, ge=1, description="The number of batches of an update, over all processes.")
-    data_workers: int = Field(
-        0,
-        ge=0,
-        description="The number of threads that build batches ahead of time. With 0 each is built when it is needed.",
-    )
+    data_workers: int = Field(0, ge=0, description="The number of threads that build batches ahead of time.")
     smoothing: float = Field(0.0, ge=0, lt=1, description="The label smoothing of the loss.")
     aux_weight: float = Field(0.0, ge=0, description="The weight of the mixers' regulariser, for each target.")
-    seed: int = Field(
-        1, ge=0, description="The seed of the initial weights, of the order of the data and of all random numbers."
-    )
-    precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="The precision of the forward pass; weights stay in float32."
-    )
+    seed: int = Field(1, ge=0, description="The seed of the weights, the order of the data and all random numbers.")
+    precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="The precision of activations.")
     compile: bool = Field(False, description="Whether torch.compile compiles the blocks of the model.")
     checkpoint_activations: bool = Field(
-        False,
-        description="Whether only the inputs of blocks are kept, and the rest is computed again in the backward pass.",
+        False, description="Whether blocks keep only their inputs, and compute the rest again for the backward pass."
     )
     sharded: bool = Field(
-        False,
-        description="Under torchrun: whether each process holds a part of every weight (FSDP2) instead of all (DDP).",
+        False, description="Whether each process of torchrun holds a part of every weight (FSDP2), not all (DDP)."
     )
-    validate_every: int | None = Field(
-        None, ge=1, description="The number of updates between validations. With null there is one after every epoch."
-    )
-    patience: int | None = Field(
-        None, ge=1, description="The run ends after this many validations in a row that were not the best so far."
-    )
+    validate_every: int | None = Field(None, ge=1, description="The updates between two validations; null: an epoch.")
+    patience: int | None = Field(None, ge=1, description="The run ends after this many validations without a new best.")
     log_every: int = Field(50, ge=1, description="The number of updates between two lines of metrics.jsonl.")
 
     def check(self) -> None:
@@ -82,9 +68,7 @@ class Recipe(Options):
 
     task: str = Field(description="The name of the task.")
     data: SerializeAsAny[DataConfig] = Field(description="The data. Each task has options of its own.")
-    model: dict[str, Any] = Field(
-        description="The model: `preset: NAME` and changes to it, or `kind: KIND` and its options."
-    )
+    model: dict[str, Any] = Field(description="The model: `preset: NAME` and changes, or `kind: KIND` and options.")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="The optimiser.")
     schedule: ScheduleConfig = Field(description="The learning rate.")
     train: TrainConfig = Field(description="How long the model is trained, and in which steps.")
@@ -92,9 +76,7 @@ class Recipe(Options):
     checkpoints: CheckpointRetention = Field(
         default_factory=CheckpointRetention, description="Which checkpoints are kept."
     )
-    track: TrackConfig = Field(
-        default_factory=TrackConfig, description="Trackers, which get the same numbers as metrics.jsonl."
-    )
+    track: TrackConfig = Field(default_factory=TrackConfig, description="Trackers of the numbers of metrics.jsonl.")
 
     @classmethod
     def parse(cls, owner: str, options: Mapping[str, Any]) -> Self:

@@ -46,30 +46,15 @@ class ScheduleConfig(Options):
         description="The rate of the first update of a warm-up. By default it is min_lr, or 0 for curves without.",
     )
     min_lr: float = Field(0.0, ge=0, description="The lowest rate after the warm-up.")
-    period: int | None = Field(
-        None, ge=1, description="For cosine: the number of updates of the first period. By default it is the whole run."
-    )
+    period: int | None = Field(None, ge=1, description="For cosine: the updates of the first period; by default all.")
     period_mult: float = Field(1.0, ge=1, description="For cosine: the factor by which each further period is longer.")
-    shrink: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="For cosine: the factor that lr and min_lr are multiplied by in each further period.",
-    )
-    total: int | None = Field(
-        None, ge=1, description="The number of updates of the whole curve. By default it is that of the run."
-    )
+    shrink: float = Field(1.0, gt=0, le=1, description="For cosine: the factor of lr and min_lr in a further period.")
+    total: int | None = Field(None, ge=1, description="The updates of the whole curve. By default those of the run.")
     epochs: int | None = Field(
-        None,
-        ge=1,
-        description="For cosine-epochs: the number of epochs of the curve. By default it is that of the run.",
+        None, ge=1, description="For cosine-epochs: the epochs of the curve. By default those of the run."
     )
-    warmup_epochs: int = Field(
-        0, ge=0, description="For cosine-epochs: the number of epochs of the warm-up, each of which has one rate."
-    )
-    cooldown_epochs: int = Field(
-        0, ge=0, description="For cosine-epochs: the number of epochs at min_lr after the curve."
-    )
+    warmup_epochs: int = Field(0, ge=0, description="For cosine-epochs: the epochs of warm-up, one rate for each.")
+    cooldown_epochs: int = Field(0, ge=0, description="For cosine-epochs: the epochs at min_lr after the curve.")
     stop_lr: float | None = Field(None, ge=0, description="The run ends when the rate has fallen to this.")
 
     def check(self) -> None:

@@ -72,9 +72,7 @@ class TrackConfig(Options):
 
     tensorboard: bool = Field(False, description="Whether TensorBoard events are written into the run directory.")
     wandb: str | None = Field(None, description="The project of Weights & Biases to report to.")
-    wandb_mode: Literal["online", "offline"] = Field(
-        "online", description="With offline, files are written and nothing is sent."
-    )
+    wandb_mode: Literal["online", "offline"] = Field("online", description="With offline, only files are written.")
     wandb_artifacts: bool = Field(
         False, description="Whether the best checkpoint is stored as an artifact of Weights & Biases at the end."
     )
