@@ -6,7 +6,6 @@ average. What follows (division by the targets, clipping, the optimiser) is the 
 weights stay equal to the bit. A process without torchrun is the only one.
 """
 
-import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from subquad.nn.stack import Stack
 from subquad.tasks.base import Task
 from subquad.tasks.losses import LossOutput
 from subquad.tasks.sample_shards import evaluation_budget
+from subquad.train.rendezvous import attempt_store
 
 TensorBatch = Mapping[str, Tensor]
 LossOf = Callable[[TensorBatch], LossOutput]
@@ -94,7 +94,6 @@ class Workers:
 
 
 ALONE = Workers()
-_GROUPS = itertools.count()
 
 
 def full_tensor(value: Tensor) -> Tensor:
@@ -139,28 +138,14 @@ def join() -> Workers:
     if world == 1:
         return Workers()
     if not dist.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        if (store := _own_attempt()) is None:
+        backend, rank = "nccl" if torch.cuda.is_available() else "gloo", int(os.environ["RANK"])
+        if (store := attempt_store(rank, world)) is None:
             dist.init_process_group(backend)
         else:
-            dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=world)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world)
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     return Workers(dist.get_rank(), dist.get_world_size())
-
-
-def _own_attempt() -> dist.Store | None:
-    """A place in torchrun's store that processes which it started before this attempt never wrote to.
-
-    torchrun keeps one store for all its attempts, in which the addresses of processes that have died are still found:
-    whoever reads one of them before its owner's successor has written waits for a dead process.
-    """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
-    # one process may join several times, too: to train, and then to evaluate
-    return dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}, group {next(_GROUPS)}", store)
 
 
 def leave() -> None:

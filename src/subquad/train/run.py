@@ -40,6 +40,7 @@ from subquad.tasks.sample_shards import STEPS, SampleShards
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, join, leave
 from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
+from subquad.train.shared_folder import share_files
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import Trainer
 
@@ -93,15 +94,13 @@ def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | 
 
 
 def open_task(recipe: Recipe, folder: Path, workers: Workers) -> Task:
-    """Opens the run and its data. One process writes the files, and the others read them afterwards."""
-    if not workers.is_rank_zero:
-        workers.barrier()
-        return build_task(recipe, folder / DATA)
-    open_run(recipe, folder)
-    task = build_task(recipe, folder / DATA)
-    task.save_inputs(folder)
-    workers.barrier()
-    return task
+    """Opens the run and its data. One process writes the files, and the others read them once they see them."""
+    if workers.is_rank_zero:
+        open_run(recipe, folder)
+        task = build_task(recipe, folder / DATA)
+        task.save_inputs(folder)
+    share_files(folder, [DATA, INPUTS, TOKENIZERS], workers)
+    return task if workers.is_rank_zero else build_task(recipe, folder / DATA)
 
 
 def build_task(recipe: Recipe, cache: Path, report: ReportProgress | None = None) -> Task:
@@ -320,6 +319,12 @@ def evaluate_to_file(
     other = find_evaluation(against, split) if against is not None else None
     with distributed_workers() as workers:
         loaded = run if isinstance(run, LoadedRun) else load_trained(run, checkpoint, changes)
+        chosen = sorted(set(workers.all_gather(loaded.checkpoint.name)))
+        if len(chosen) > 1:  # a machine may see an older list of them
+            raise ValueError(
+                f"the processes see different checkpoints ({', '.join(chosen)}); name the one to use "
+                "(--checkpoint NAME), or wait a minute until all machines see the same"
+            )
         task = loaded.recipe.task_class
         if other is not None and (theirs := read_task(other)) != task.name:
             runs = f"{loaded.folder} is a run of task {task.name}, {other} of {theirs}"

@@ -38,7 +38,6 @@ from subquad.train.checkpoint import (
     best,
     checkpoint_folder,
     checkpoints,
-    latest,
     load_checkpoint,
     remove_surplus_checkpoints,
     save_checkpoint,
@@ -70,6 +69,7 @@ from subquad.train.profiler import Phases
 from subquad.train.recipe import Recipe
 from subquad.train.rng import rng_state, seed_all, set_rng_state, torch_rng_state
 from subquad.train.schedules import Schedule
+from subquad.train.shared_folder import agree_on_checkpoint
 from subquad.train.trackers import Tracker
 
 SEEDS_APART = 1_000_003
@@ -222,7 +222,7 @@ class Trainer:
 
         Ctrl-C and SIGTERM finish the update and save it; then KeyboardInterrupt says so.
         """
-        if (path := latest(checkpoint_folder(self.run))) is not None:
+        if (path := agree_on_checkpoint(checkpoint_folder(self.run), self.workers)) is not None:
             with wrap_corrupt_data_errors(f"the checkpoint {path}"):
                 self._resume(path)
             if self._should_stop():

@@ -1,0 +1,92 @@
+"""What processes on several machines see of one run directory."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from subquad.train import shared_folder
+from subquad.train.checkpoint import Checkpoint, TrainState, save_checkpoint
+from subquad.train.distributed import Workers
+from subquad.train.shared_folder import agree_on_checkpoint, file_sizes, share_files, wait_for_files
+
+
+class Pair(Workers):
+    """One of two processes, which are threads here."""
+
+    said: list[Any]
+    together: threading.Barrier
+
+    def all_gather(self, content: Any) -> list[Any]:
+        self.together.wait(20)
+        self.said[self.rank] = content
+        self.together.wait(20)
+        return list(self.said)
+
+
+def run_both(work: Callable[[Workers], Any]) -> list[Any]:
+    """work(workers) in both processes; a ValueError is a result."""
+    results: list[Any] = [None, None]
+    said, together = [None, None], threading.Barrier(2)
+
+    def call(rank: int) -> None:
+        workers = Pair(rank, 2)
+        object.__setattr__(workers, "said", said)
+        object.__setattr__(workers, "together", together)
+        try:
+            results[rank] = work(workers)
+        except ValueError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=call, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def save(folder: Path, update: int) -> None:
+    save_checkpoint(folder, Checkpoint({}, {}, TrainState(update), rng={}))
+
+
+def test_all_go_on_from_the_checkpoint_that_the_first_process_sees(tmp_path: Path, monkeypatch) -> None:
+    """The second one sees an older one alone, as a network may show it, and would have trained on with its weights."""
+    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN", 20.0)
+    for name in ("first", "second"):
+        save(tmp_path / name, 3)
+    save(tmp_path / "first", 6)
+
+    def choose(workers: Workers) -> Path | None:
+        if not workers.is_rank_zero:
+            threading.Timer(0.5, save, (tmp_path / "second", 6)).start()
+        return agree_on_checkpoint(tmp_path / ("first" if workers.is_rank_zero else "second"), workers)
+
+    assert [path.name for path in run_both(choose)] == ["update-000000006", "update-000000006"]
+
+
+def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN", 0.3)
+    save(tmp_path / "first", 6)
+    found = run_both(lambda workers: agree_on_checkpoint(tmp_path / ("first", "second")[workers.rank], workers))
+    assert isinstance(found[1], ValueError)
+    assert "must be in a folder that all machines share" in str(found[1])
+
+
+def test_new_runs_have_no_checkpoint(tmp_path: Path) -> None:
+    assert run_both(lambda workers: agree_on_checkpoint(tmp_path / "none", workers)) == [None, None]
+
+
+def test_files_are_waited_for_until_they_have_their_size(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tokens").write_bytes(b"1234")
+    (tmp_path / "data" / ".tokens.unfinished").write_bytes(b"12")
+    expected = file_sizes(tmp_path, ["data", "inputs.json"])
+    assert expected == {"data/tokens": 4}
+    (tmp_path / "data" / "tokens").write_bytes(b"")
+    threading.Timer(0.4, (tmp_path / "data" / "tokens").write_bytes, (b"1234",)).start()
+    begun = time.monotonic()
+    wait_for_files(tmp_path, expected, 20)
+    assert time.monotonic() - begun > 0.2
+    run_both(lambda workers: share_files(tmp_path, ["data"], workers))
