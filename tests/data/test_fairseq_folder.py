@@ -1,6 +1,7 @@
 """Folders of fairseq-preprocess: what is read of them in both forms, how models train on them, and what is refused."""
 
 import json
+import os
 import re
 import shutil
 import struct
@@ -273,6 +274,44 @@ def test_wrong_indexes(index: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "train.idx").write_bytes(index)
     (tmp_path / "train.bin").write_bytes(b"\4\0\2\0")
     refused(tmp_path, message)
+
+
+def test_lengths_whose_sum_overflows(tmp_path: Path) -> None:
+    """The index agrees with itself and with the size of the file, modulo 2^64."""
+    write_dictionary(tmp_path / "dict.txt", ["a", "b"])
+    lengths = [2**62] * 4 + [2]
+    begins = np.cumsum([0, *lengths]).tolist()
+    header = TORCHNET + struct.pack("<5Q", 1, 4, 4, 5, 5)
+    (tmp_path / "train.idx").write_bytes(header + struct.pack("<17q", *range(6), *begins, *lengths))
+    (tmp_path / "train.bin").write_bytes(struct.pack("<2i", 5, 3))
+    refused(tmp_path, r"train\.idx is damaged: sample 1 has 4,611,686,018,427,387,904 tokens")
+
+
+@pytest.mark.parametrize("name", ["train.idx", "train.bin", "dict.txt"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_are_no_files(kind: str, name: str, tmp_path: Path) -> None:
+    """Reading one of them may never end."""
+    write_dictionary(tmp_path / "dict.txt", ["a", "b"])
+    write_mmap(tmp_path / "train", [[4, EOS]])
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name) if kind == "pipe" else (tmp_path / name).symlink_to("/dev/zero")
+    refused(tmp_path, rf"{name}(:| is a pipe or a device, but a file is needed)")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a " + "9" * 5000, "line 1: 'symbol count' is needed, got 'a 999"),
+        ("x" * 1_000_000, "line 1: 'symbol count' is needed, got 'xxx"),
+        ("x" * 1_000_000 + " 1\n" + "x" * 1_000_000 + " 1", "line 2: 'xxx.*' occurs twice"),
+    ],
+)
+def test_dictionaries_with_lines_without_end(line: str, message: str, tmp_path: Path) -> None:
+    write_mmap(tmp_path / "train", [[4, EOS]])
+    (tmp_path / "dict.txt").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=message) as caught:
+        prepare(tmp_path, tmp_path / "out", "text")
+    assert len(str(caught.value)) < 1000
 
 
 def test_empty_data(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Token numbers in numpy's files: what is read of them, how models train on them, and what is refused."""
 
+import time
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,6 +112,24 @@ def test_a_stream_needs_no_memory_for_itself(tmp_path: Path, monkeypatch: pytest
     assert peak < count  # a quarter of the file
     tokens = prepared.store("train", "text")[0]
     assert np.array_equal(tokens, np.arange(count) % (SIZE - 3) + 3)
+
+
+def test_padding_without_end_is_read_once(tmp_path: Path) -> None:
+    """Going back token by token took minutes for a file of this size, and hours for a larger one."""
+    path = save(tmp_path / "padded.npy", ids=np.full(20_000_000, PAD, np.uint8))
+    begun = time.monotonic()
+    assert rows(prepare(tmp_path / "out", path)) == [[]]
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("name", ["lengths", "offsets"])
+def test_places_that_overflow_are_refused(name: str, tmp_path: Path) -> None:
+    """Their sum, and every difference, is what it should be modulo 2^64."""
+    lengths = np.array([2**62] * 4 + [2])
+    places = {"lengths": lengths, "offsets": np.append(0, np.cumsum(lengths))}
+    path = save(tmp_path / "a.npz", ids=np.array([5, 6]), **{name: places[name]})
+    with pytest.raises(ValueError, match="the samples have to cover all 2 ids, from 0 on, without going back"):
+        prepare(tmp_path / "out", path)
 
 
 def test_numbers_of_a_known_tokenizer(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from subquad.interop.checkpoints.safe_pickle import read_pickle
-from tests.interop.test_import import refused
+from tests.interop.test_import import MAIN, changed, refused
 
 PROTOCOL, STOP, MARK, TUPLE, TUPLE1, TUPLE2, REDUCE = b"\x80\x02", b".", b"(", b"t", b"\x85", b"\x86", b"R"
 EMPTY_DICT, EMPTY_LIST, NONE, FALSE, PERSISTENT = b"}", b"]", b"N", b"\x89", b"Q"
@@ -139,6 +139,19 @@ def test_what_torch_saves_is_read(tmp_path: Path) -> None:
         assert torch.equal(found["model"]["layer.2999.weight"], torch.full((2, 3), 2999.0))
         assert found["tied"][1].data_ptr() == found["tied"][0].data_ptr() + 8
         assert found["types"][:2] == contents["types"][:2]
+
+
+@pytest.mark.parametrize("language", ["x/../secret", "../secret", "l" * 5000, ""])
+def test_languages_lead_to_no_other_folder(language: str, tmp_path: Path, capsys) -> None:
+    """They are parts of file names: the dictionary of x/../secret would be a file without dict in its name."""
+
+    def change(contents: dict[str, Any]) -> None:
+        contents["cfg"]["task"]["source_lang"] = language
+
+    path = changed(MAIN, tmp_path, change)
+    (tmp_path / "dict.x").mkdir()
+    (tmp_path / "secret.txt").write_bytes((tmp_path / "dict.src.txt").read_bytes())
+    assert "which is no name of a language" in refused(capsys, path, "--out", tmp_path / "run")
 
 
 # ---------------------------------------------------------------------- keys with equal hashes

@@ -19,6 +19,8 @@ import numpy as np
 INDEX, DATA = ".idx", ".bin"
 MMAP, TORCHNET = b"MMIDIDX\0\0", b"TNTIDX\0\0"
 VERSION = 1
+MAX_TOKENS = 1 << 60
+"""More than a file can hold. Sums up to here are exact in int64."""
 TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
 
 
@@ -114,6 +116,9 @@ def _to_offsets(path: Path, lengths: np.ndarray) -> np.ndarray:
     """Returns offsets (n + 1,) int64 of lengths (n,)."""
     if len(lengths) and int(lengths.min()) < 0:
         raise ValueError(f"{path} is damaged: sample {int(lengths.argmin()) + 1} has {lengths.min()} tokens")
+    # Lengths of 2^62 can be chosen so that their sum, modulo 2^64, is the size of the file.
+    if len(lengths) and int(lengths.max()) > MAX_TOKENS // len(lengths):
+        raise ValueError(f"{path} is damaged: sample {int(lengths.argmax()) + 1} has {int(lengths.max()):,} tokens")
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -21,6 +21,8 @@ from subquad.data.text.encode import SkipRules, TokenChunk
 from subquad.data.tokenizers import Tokenizer
 
 CHUNK_TOKENS = 1 << 22
+PIECE_TOKENS = 1 << 16
+"""Tokens that are looked at together, since a stream may be larger than memory."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ class TokenArray:
             ends = np.append(0, np.cumsum(_whole_numbers(path, "lengths", lengths)))
         else:
             ends = np.array([0, ids.size]) if ids.ndim == 1 else np.arange(len(ids) + 1) * ids.shape[1]
-        if len(ends) < 2 or ends[0] != 0 or ends[-1] != ids.size or (np.diff(ends) < 0).any():
+        # Whether they go back can be seen from differences only if these do not overflow.
+        covers = len(ends) > 1 and ends[0] == 0 and ends[-1] == ids.size and 0 <= ends.min() <= ends.max() <= ids.size
+        if not covers or (np.diff(ends) < 0).any():
             raise ValueError(f"{path}: the samples have to cover all {ids.size:,} ids, from 0 on, without going back")
         return cls(path, ids.reshape(-1), ends, ids.ndim == 1 and len(ends) == 2)
 
@@ -91,16 +95,26 @@ class TokenArray:
     def lengths(self, start: int, stop: int, tokenizer: Tokenizer) -> np.ndarray:
         """Returns (stop - start,) lengths without special tokens at the end. Ids outside the vocabulary are errors."""
         self._check(start, stop, tokenizer.size)
-        begin, end = self.offsets[start:stop], self.offsets[start + 1 : stop + 1].copy()
-        while len(padded := self._ending_with(begin, end, tokenizer.pad)):
-            end[padded] -= 1
-        end[self._ending_with(begin, end, tokenizer.eos)] -= 1
+        begin = self.offsets[start:stop]
+        end = self._ends_without(tokenizer.pad, begin, self.offsets[start + 1 : stop + 1])
+        not_empty = np.flatnonzero(end > begin)
+        end[not_empty[self.ids[end[not_empty] - 1] == tokenizer.eos + self.base]] -= 1
         return end - begin
 
-    def _ending_with(self, begin: np.ndarray, end: np.ndarray, number: int) -> np.ndarray:
-        """Returns which samples have the id `number` as their last token."""
-        not_empty = np.flatnonzero(end > begin)
-        return not_empty[self.ids[end[not_empty] - 1] == number + self.base]
+    def _ends_without(self, pad: int, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Returns where samples end without the padding at their end.
+
+        Everything is read once, in pieces: going back token by token would take hours for a file of padding.
+        """
+        found = begin.copy()
+        for first in range(int(begin[0]), int(end[-1]), PIECE_TOKENS):
+            stop = min(first + PIECE_TOKENS, int(end[-1]))
+            tokens = first + np.flatnonzero(self.ids[first:stop] != pad + self.base)
+            if len(tokens):
+                here = slice(np.searchsorted(end, first, side="right"), np.searchsorted(begin, stop))
+                last = np.searchsorted(tokens, end[here]) - 1  # of the tokens before the end; -1: there are none
+                np.maximum(found[here], np.where(last >= 0, tokens[last] + 1, 0), out=found[here])
+        return found
 
     def _check(self, start: int, stop: int, size: int) -> None:
         first = int(self.offsets[start])

@@ -8,6 +8,7 @@ import csv
 import gzip
 import itertools
 import json
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,8 +124,10 @@ def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> di
     except FileNotFoundError:
         several = "; write several files as a list: [a, b]" if "," in str(path) else ""
         raise ValueError(f"{path}: there is no such file{several}") from None
-    if Path(path).is_dir():
+    if stat.S_ISDIR(status.st_mode):
         raise ValueError(f"{path} is a folder, but a file is needed")
+    if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end, and it is read more than once
+        raise ValueError(f"{path} is a pipe or a device, but a file is needed")
     quick = {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
     for record in known:
         if all(record.get(key) == value for key, value in quick.items()) and "sha256" in record:

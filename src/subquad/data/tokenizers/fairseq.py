@@ -19,6 +19,8 @@ OVERWRITE = "#fairseq:overwrite"
 END_OF_WORD = "</w>"
 JOINER = "@@"
 CACHED_WORDS = 200_000
+COUNT = re.compile(r"-?\d{1,18}")
+"""How often a symbol occurs: numbers of thousands of digits take long to read, and Python refuses to."""
 
 
 class FairseqDictionary:
@@ -103,10 +105,10 @@ class FairseqDictionary:
             overwrite = field == OVERWRITE
             if overwrite:
                 word, _, field = word.rpartition(" ")
-            if not word or not re.fullmatch(r"-?\d+", field):
-                raise ValueError(f"{path}, line {number}: 'symbol count' is needed, got {line!r}")
+            if not word or not COUNT.fullmatch(field):
+                raise ValueError(f"{path}, line {number}: 'symbol count' is needed, got {line[:80]!r}")
             if word in dictionary.ids and not overwrite:
-                raise ValueError(f"{path}, line {number}: {word!r} occurs twice, which needs the mark {OVERWRITE}")
+                raise ValueError(f"{path}, line {number}: {word[:80]!r} occurs twice, which needs the mark {OVERWRITE}")
             dictionary.add(word, int(field), overwrite)
         return dictionary
 
@@ -166,7 +168,7 @@ class SubwordCodes:
     def __init__(self, text: str, path: str) -> None:
         """text: the content of the file. path: the name of the file, for messages."""
         lines = text.removesuffix("\n").split("\n")
-        header = re.match(r"#version: (\d+)\.(\d+)", lines[0])
+        header = re.match(r"#version: (\d{1,9})\.(\d{1,9})", lines[0])
         self.end_is_a_symbol = header is None or (int(header[1]), int(header[2])) < (0, 2)
         self.ranks: dict[tuple[str, str], int] = {}
         for number, line in enumerate(lines):
@@ -174,7 +176,7 @@ class SubwordCodes:
                 continue
             pair = tuple(line.strip("\r ").split(" "))
             if len(pair) != 2:
-                raise ValueError(f"{path}, line {number + 1}: a merge is two symbols, got {line!r}")
+                raise ValueError(f"{path}, line {number + 1}: a merge is two symbols, got {line[:80]!r}")
             self.ranks.setdefault(pair, number)
         if not self.ranks:
             raise ValueError(f"{path} holds no merges")

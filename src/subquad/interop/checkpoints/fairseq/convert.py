@@ -10,6 +10,7 @@ Convolutions and transformers that translate or model language are supported, an
 which is a masked language model.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ TASKS = {
     "masked_lm": "masked-language-model",
 }
 """From fairseq's names of tasks to ours."""
+LANGUAGE = re.compile(r"[\w.@+-]{1,80}")
 CODES = ("bpecodes", "code")
 """The names that published models give to their file of codes."""
 SUPPORTED = f"fairseq ({', '.join(FAMILIES)}; tasks {', '.join(TASKS)})"
@@ -126,6 +128,8 @@ def _tokenizers(
     found = {}
     for field, (key, named, option, size) in fields.items():
         language = settings.all.get(key)
+        if not LANGUAGE.fullmatch(str(language)):  # it is a part of a file name, and must not lead to another folder
+            raise ValueError(f"{key} is {str(language)[:80]!r}, which is no name of a language")
         dictionary = _load_dictionary(f"dict.{language}.txt", named, option, folders, size)
         found[field] = _tokenizer(dictionary, codes, language if texts.moses else None)
     return found
