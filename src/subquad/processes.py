@@ -1,6 +1,7 @@
 """What every process of subquad does around its work: exit codes, errors in one line, and how it ends when asked to."""
 
 import errno
+import os
 import re
 import signal
 import sys
@@ -13,7 +14,11 @@ from typing import Any
 INTERRUPTED, TERMINATED = 130, 143
 """The exit codes of a process that Ctrl-C (SIGINT) or SIGTERM has ended."""
 NO_MEMORY = re.compile("OutOfMemoryError|can't allocate memory")  # how torch says it, on a GPU and on the CPU
-LOST_PROCESS = re.compile("gloo/transport|Connection closed by peer|Connection reset by peer|ncclRemoteError")
+MAX_ERROR = 2000
+"""Characters of an error that are shown: it may quote a line of data, which has millions of them."""
+LOST_PROCESS = re.compile(
+    "gloo/transport|Connection closed by peer|Connection reset by peer|ncclRemoteError|remote server shutdown or crash"
+)
 
 BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the direction of writing, so that a text can be shown as another."""
@@ -48,6 +53,42 @@ def interruptible(sigterm: bool = True) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+def _exit_in_thread(*_: object) -> None:
+    """Handles SIGTERM within `exit_on_sigterm`, whose thread does what there is to do."""
+
+
+@contextmanager
+def exit_on_sigterm(message: str) -> Iterator[None]:
+    """Within it SIGTERM ends this process at once, with a line that says what is kept.
+
+    A handler in Python runs when the main thread comes back to Python, which it does not while a process waits for
+    others. So a thread reads what the system's part of the handler writes. Within `stop_requests` SIGTERM is
+    remembered instead.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while number := os.read(reader, 1)[0]:
+            if number == signal.SIGTERM:
+                print(f"subquad: interrupted: {message}", file=sys.stderr, flush=True)
+                os._exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, _exit_in_thread)
+    descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        signal.signal(signal.SIGTERM, before)
+        os.write(writer, b"\0")  # no signal: the thread's work is over
+        thread.join()
+        os.close(reader)
+        os.close(writer)
+
+
 class StopRequest:
     """Whether SIGINT or SIGTERM has asked this process to come to an orderly end.
 
@@ -73,6 +114,10 @@ class StopRequest:
         return KeyboardInterrupt(message) if self.signal == signal.SIGINT else Terminated(message)
 
 
+OWN_HANDLERS = (signal.SIG_DFL, signal.default_int_handler, raise_terminated, _exit_in_thread)
+"""Handlers that are Python's or ours, and not those of a program that calls us."""
+
+
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Within the block, SIGINT and SIGTERM are remembered instead of raised.
@@ -84,13 +129,17 @@ def stop_requests() -> Iterator[StopRequest]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, raise_terminated):
+            if signal.getsignal(number) in OWN_HANDLERS:
                 before[number] = signal.signal(number, request.receive)
+    watched = before.get(signal.SIGTERM) is _exit_in_thread
+    descriptor = signal.set_wakeup_fd(-1) if watched else -1  # what is remembered here must not be read by its thread
     try:
         yield request
     finally:
         for stopped, handler in before.items():
             signal.signal(stopped, handler)
+        if watched:
+            signal.set_wakeup_fd(descriptor)
 
 
 def run_main(main: Callable[[], None]) -> int:
@@ -119,7 +168,8 @@ def error_line(error: Exception) -> str:
         text = "another process of this torchrun ended (see its message); the same command goes on from a checkpoint"
     else:
         text = f"{type(error).__name__}: {error} (this is a defect of subquad; --debug shows where)"
-    return printable(" ".join(text.split()))
+    line = printable(" ".join(text[:MAX_ERROR].split()))
+    return line if len(text) <= MAX_ERROR else f"{line} ..."
 
 
 def _system_error(error: OSError) -> str:

@@ -243,5 +243,30 @@ def test_processes_agree_on_the_update_at_which_they_stop(mode: str, whom: str, 
         assert_equal(getattr(first, part), getattr(second, part))
 
 
+WAITING = """
+import ctypes, signal
+from subquad.processes import exit_on_sigterm, stop_requests
+with exit_on_sigterm("all is kept"):
+    with stop_requests() as request:
+        signal.raise_signal(signal.SIGTERM)
+        assert request
+    print("ready", flush=True)
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):  # the second call never comes back to Python, as while waiting for other processes
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_process_that_waits_for_others_ends_and_says_so() -> None:
+    """Before the updates of several processes begin, and after them."""
+    process = subprocess.Popen([sys.executable, "-c", WAITING], stdout=-1, stderr=-1, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert said == "subquad: interrupted: all is kept\n"
+    assert process.returncode == 143
+
+
 def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

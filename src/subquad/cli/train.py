@@ -1,6 +1,7 @@
 """`subquad train`: a recipe, changes to it, a run directory."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,12 +9,13 @@ import typer
 
 from subquad.cli.options import RecipeFile
 from subquad.cli.output import is_rank_zero, print_table
-from subquad.processes import interruptible
+from subquad.processes import exit_on_sigterm, interruptible
 
 if TYPE_CHECKING:
     from subquad.api import DryRun
     from subquad.train.profiler import Profile
 
+BETWEEN_UPDATES = "what the run directory has is kept, and the same command goes on from it"
 VOCABULARIES = ("vocab", "source_vocab", "target_vocab")
 
 
@@ -61,8 +63,8 @@ def train(
     if dry_run:
         _show_dry_run(api.dry_run(recipe, *given))
         return
-    # A process that waits for others hears no signals: until its updates begin, SIGTERM ends it as it stands.
-    with interruptible(sigterm=os.environ.get("WORLD_SIZE", "1") == "1"):
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    with interruptible(sigterm=alone), nullcontext() if alone else exit_on_sigterm(BETWEEN_UPDATES):
         if profile is not None:
             found = api.profile(recipe, *given, updates=profile, out=out)
             if is_rank_zero():
