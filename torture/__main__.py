@@ -4,10 +4,12 @@
     python -m torture --only kills --quick                   one part, a few cases: shows that it works
 
 Parts: kills (kill -9 while saving and at random moments), results (while average and export write), two (of two
-processes), cluster (SIGTERM with a deadline, comparisons that lose a process, memory while saving), damage (files that
-disks changed), disks (full, read-only, signals, a second trainer, clocks), long (memory over many updates and lines),
-trials (a large comparison with failures), determinism, fuzz (the fuzz tests with more examples), scale (processes that
-share updates, files of 10^9 tokens; needs an idle machine). The exit code is 1 when anything was lost.
+processes), nodes (of two machines), worlds (another number of processes goes on), shared (folders that are slow, or
+show what was there a while ago), cluster (SIGTERM with a deadline, comparisons that lose a process, memory while
+saving), damage (files that disks changed), disks (full, read-only, signals, a second trainer, clocks), long (memory
+over many updates and lines), streaming (100,000 tokens, one by one), trials (a large comparison with failures),
+determinism, fuzz (the fuzz tests with more examples), hostile (folders and checkpoints of fairseq's), scale (processes
+that share updates, files of 10^9 tokens; needs an idle machine). The exit code is 1 when anything was lost.
 """
 
 import os
@@ -29,16 +31,20 @@ import torch
 from benchmarks.measured import Result
 from benchmarks.page import described, filled, missed
 from subquad.environment import environment
-from torture import cluster, damage, disks, fuzz, kills, long_runs, scale
+from torture import cluster, damage, disks, fuzz, hostile, kills, long_runs, nodes, scale, shared_folder, streaming
 from torture.cases import SMALL
 
 TITLES = {
     **kills.TITLES,
+    **nodes.TITLES,
+    **shared_folder.TITLES,
     **cluster.TITLES,
     **damage.TITLES,
     **disks.TITLES,
     **long_runs.TITLES,
+    **streaming.TITLES,
     **fuzz.TITLES,
+    **hostile.TITLES,
     **scale.TITLES,
 }
 COMMAND = "make torture"
@@ -54,6 +60,9 @@ class Amounts:
     results: int = 12  # kills of each command
     kills_of_two: int = 20
     two_with_dropout: bool = True
+    nodes: int = 5
+    worlds: tuple[tuple[int, int], ...] = ((1, 2), (2, 1))
+    shared: int = 4
     terminated: int = 5
     saving_dim: int = 1024
     comparisons: bool = True  # waits for the lock of a killed process, which takes a minute and a half
@@ -63,10 +72,12 @@ class Amounts:
     watched: tuple[str, ...] = ("phrases", "digits")
     updates: int = 20_000
     lines: int = 100_000
+    steps: int = 100_000
     growth: float = 4.0  # MB
     seeds: int = 10
     trials_killed: int = 8
     fuzz: int = 10  # times the examples of the normal suite
+    hostile: int = 40  # of each kind
     far: scale.Amounts = scale.FULL
 
 
@@ -77,6 +88,9 @@ QUICK = Amounts(
     results=1,
     kills_of_two=1,
     two_with_dropout=False,
+    nodes=1,
+    worlds=((1, 2),),
+    shared=1,
     terminated=1,
     saving_dim=64,
     comparisons=False,
@@ -86,10 +100,12 @@ QUICK = Amounts(
     watched=("digits",),
     updates=200,
     lines=6000,
+    steps=300,
     growth=8.0,
     seeds=1,
     trials_killed=1,
     fuzz=1,
+    hostile=2,
     far=scale.QUICK,
 )
 Part = Callable[[Path, Amounts, int], Iterator[Result]]
@@ -102,6 +118,10 @@ def all_kills(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
 
 def of_two(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
     yield from kills.two_processes(folder, amounts.kills_of_two, seed, amounts.two_with_dropout)
+
+
+def of_worlds(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:  # noqa: ARG001
+    yield from nodes.other_worlds(folder, amounts.worlds, amounts.two_with_dropout)
 
 
 def of_clusters(folder: Path, amounts: Amounts, seed: int) -> Iterator[Result]:
@@ -125,13 +145,18 @@ PARTS: dict[str, Part] = {
     "kills": all_kills,
     "results": lambda folder, amounts, _: kills.results(folder, amounts.results),
     "two": of_two,
+    "nodes": lambda folder, amounts, seed: nodes.lost_nodes(folder, amounts.nodes, seed),
+    "worlds": of_worlds,
+    "shared": lambda folder, amounts, _: shared_folder.shared_folders(folder, amounts.shared, amounts.comparisons),
     "cluster": of_clusters,
     "damage": lambda folder, amounts, seed: damage.damages(folder, amounts.damages, seed),
     "disks": lambda folder, amounts, _: disks.disturbances(folder, amounts.disturbances, amounts.places),
     "long": long,
+    "streaming": lambda _, amounts, __: streaming.drift(amounts.steps),
     "trials": lambda folder, amounts, seed: long_runs.trials(folder, amounts.seeds, amounts.trials_killed, seed),
     "determinism": lambda folder, amounts, _: long_runs.determinism(folder, list(amounts.sets)),
     "fuzz": lambda folder, amounts, _: fuzz.fuzzing(folder, amounts.fuzz),
+    "hostile": lambda folder, amounts, seed: hostile.hostile(folder, amounts.hostile, seed),
     "scale": of_scale,
 }
 
