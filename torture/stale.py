@@ -49,7 +49,7 @@ class View:
 
     def install(self) -> None:
         """Lets this process see it so, from now on."""
-        self.end = time.monotonic() + self.seconds
+        self.end: float | None = None  # counted from the first look at the folder, for which a process may need long
         self.scandir, self.listdir, self.stat, self.open = os.scandir, os.listdir, os.stat, io.open
         os.scandir, os.listdir = self._scandir, self._listdir  # type: ignore[assignment]
         os.stat, os.lstat = self._looked_up(os.stat), self._looked_up(os.lstat)  # type: ignore[assignment]
@@ -68,12 +68,14 @@ class View:
         if event in CHANGES or (event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT):
             for path in own:
                 self.names.pop(os.path.dirname(path), None)
+                self.names.pop(path, None)  # a folder of its own making, in which libraries write unseen
 
     def _remembered(self, folder: Any) -> dict[str, bool] | None:
         """The names that are remembered of a folder; None: it is seen as it is."""
-        if time.monotonic() > self.end or not isinstance(folder, str | os.PathLike):
-            return None
-        return self.names.get(os.fspath(folder))
+        names = self.names.get(os.fspath(folder)) if isinstance(folder, str | os.PathLike) else None
+        if names is not None and self.end is None:
+            self.end = time.monotonic() + self.seconds
+        return None if self.end is None or time.monotonic() > self.end else names
 
     def _scandir(self, path: Any = ".") -> Any:
         names = self._remembered(path)

@@ -71,8 +71,8 @@ def train(
                 _show_profile(found, api.run_folder(recipe, out))
             return
         run = api.train(recipe, *given, out=out)
-    if is_rank_zero():
-        print(f"{run.folder}: {format_metrics(run.metrics)} after {run.updates:,} updates")
+        if is_rank_zero():  # it reads checkpoints, and a signal must end that, too, as it ends everything before
+            print(f"{run.folder}: {format_metrics(run.metrics)} after {run.updates:,} updates")
 
 
 def _show_profile(profile: "Profile", folder: Path) -> None:
