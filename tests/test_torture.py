@@ -14,8 +14,8 @@ pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
 ROOT = Path(__file__).parent.parent
-TABLES = ["kill-saving", "kill-random", "damage", "disturbed", "memory"]
-PARTS = ["kills", "damage", "disks", "long"]
+TABLES = ["kill-saving", "kill-random", "damage", "disturbed", "memory", "streaming", "hostile"]
+PARTS = ["kills", "damage", "disks", "long", "streaming", "hostile"]
 
 
 def tortured(folder: Path, *parts: str) -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def test_nothing_is_lost_and_the_page_says_so(tmp_path: Path) -> None:
     for line in lines:
         assert line["verdict"] == "met" or not_tried(line), line
     page = (tmp_path / "page.md").read_text()
-    assert page.count("Not measured yet.") == 8, "of the parts that were not tried"
+    assert page.count("Not measured yet.") == 11, "of the parts that were not tried"
     for line in lines:
         assert next(iter(line["labels"].values())) in page
 
@@ -56,10 +56,13 @@ def test_nothing_is_lost_and_the_page_says_so(tmp_path: Path) -> None:
     [
         "two",
         "determinism",
-        # these take minutes; test_full_disk.py, test_distributed.py, test_interruption.py and test_comparison.py do a
-        # little of each
+        # these take minutes; test_full_disk.py, test_distributed.py, test_interruption.py, test_comparison.py,
+        # test_rendezvous.py and test_shared_folder.py do a little of each
         pytest.param("results", marks=pytest.mark.nightly),
         pytest.param("scale", marks=pytest.mark.nightly),
+        pytest.param("nodes", marks=pytest.mark.nightly),
+        pytest.param("worlds", marks=pytest.mark.nightly),
+        pytest.param("shared", marks=pytest.mark.nightly),
         pytest.param("cluster", marks=pytest.mark.nightly),
         pytest.param("trials", marks=pytest.mark.nightly),
     ],

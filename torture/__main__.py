@@ -60,7 +60,7 @@ class Amounts:
     results: int = 12  # kills of each command
     kills_of_two: int = 20
     two_with_dropout: bool = True
-    nodes: int = 5
+    nodes: int = 3  # of each kind
     worlds: tuple[tuple[int, int], ...] = ((1, 2), (2, 1))
     shared: int = 4
     terminated: int = 5
@@ -105,7 +105,7 @@ QUICK = Amounts(
     seeds=1,
     trials_killed=1,
     fuzz=1,
-    hostile=2,
+    hostile=1,
     far=scale.QUICK,
 )
 Part = Callable[[Path, Amounts, int], Iterator[Result]]
