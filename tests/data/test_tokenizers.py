@@ -1,10 +1,14 @@
 """Tokenizers: texts come back, numbers are stable, what is saved is what is loaded, and mistakes are said."""
 
+import itertools
 import json
 import os
+import random
 import shutil
+import string
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +255,41 @@ def test_subword_codes(version, end) -> None:
     assert codes.split_line("xxxxx q") == ["xx@@", "xx@@", "x", "q"]
     assert codes.split_line("cab") == (["c@@", "ab"] if end else ["c@@", "a@@", "b"])
     assert codes.split_line("") == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merges_are_applied_in_the_order_in_which_they_were_learned(seed: int) -> None:
+    """As subword-nmt writes it: the best pair of all, wherever it occurs, again and again."""
+    draw = random.Random(seed)
+    symbols, lines = ["a", "b", "a</w>", "b</w>"], dict[str, int]()
+    while len(lines) < 20:
+        first, second = draw.choice(symbols), draw.choice(symbols)
+        lines.setdefault(f"{first} {second}", len(lines))
+        symbols.append(first + second)
+    codes = SubwordCodes("#version: 0.2\n" + "\n".join(lines) + "\n", "codes")
+    for _ in range(20):
+        word = "".join(draw.choices("ab", k=draw.randint(2, 20)))
+        parts = [*word[:-1], word[-1] + "</w>"]
+        while known := [pair for pair in itertools.pairwise(parts) if " ".join(pair) in lines]:
+            best, at = min(known, key=lambda pair: lines[" ".join(pair)]), 0
+            while at < len(parts) - 1:
+                if (parts[at], parts[at + 1]) == best:
+                    parts[at : at + 2] = ["".join(best)]
+                at += 1
+        assert "".join(parts).removesuffix("</w>") == word
+        assert [piece.removesuffix("@@") for piece in codes.split_line(word)] == "\n".join(parts)[:-4].split("\n")
+
+
+def test_a_word_without_end_is_split_in_good_time() -> None:
+    """Looking at all of it for every merge took minutes; one of 32 MB, hours."""
+    draw, letters = random.Random(0), string.ascii_lowercase[:20]
+    merges = [f"{first} {second}" for first in letters for second in letters]
+    merges += [f"{first}{second} {third}" for first in letters for second in letters for third in letters]
+    codes = SubwordCodes("\n".join(["#version: 0.2", *merges]), "codes")
+    begun = time.monotonic()
+    word = "".join(draw.choices(letters, k=100_000))
+    assert "".join(codes.split_line(word)).replace("@@", "") == word
+    assert time.monotonic() - begun < 20
 
 
 def test_subword_codes_refuse_what_they_are_not() -> None:

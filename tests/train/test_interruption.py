@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-import subquad
+import subquad.api
+from subquad.cli.main import run as command
 from subquad.processes import InterruptionError, Terminated, interruptible, stop_requests
 from subquad.train import distributed
 from subquad.train.checkpoint import checkpoints, load_checkpoint, read_state
@@ -241,6 +242,26 @@ def test_processes_agree_on_the_update_at_which_they_stop(mode: str, whom: str, 
     first, second = (load_checkpoint(checkpoints(one / "checkpoints")[0]) for one in (tmp_path / "whole", run))
     for part in ("model", "optimizer", "rng", "ema"):
         assert_equal(getattr(first, part), getattr(second, part))
+
+
+def test_a_signal_while_the_end_is_shown_is_an_interruption(tmp_path: Path, monkeypatch, capsys) -> None:
+    """What is shown is read from checkpoints, which takes a moment."""
+
+    class Run:
+        folder, updates = tmp_path, 3
+
+        @property
+        def metrics(self) -> dict[str, float]:
+            signal.raise_signal(signal.SIGTERM)
+            return {}
+
+    monkeypatch.setattr(subquad.api, "train", lambda *_, **__: Run())
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert command(["train", "digits"]) == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "subquad: interrupted\n"
 
 
 WAITING = """

@@ -1,10 +1,10 @@
 """Text as fairseq's models read it: its dictionary, subword-nmt codes, and the tokenizers `words` and `moses-bpe`."""
 
+import heapq
 import itertools
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -198,29 +198,38 @@ class SubwordCodes:
         if len(word) == 1:
             return [word]
         parts = [*word, END_OF_WORD] if self.end_is_a_symbol else [*word[:-1], word[-1] + END_OF_WORD]
-        while len(parts) > 1:
-            pairs = list(itertools.pairwise(parts))
-            best = min(pairs, key=lambda pair: self.ranks.get(pair, math.inf))
-            if best not in self.ranks:
-                break
-            parts = _merge_pair(parts, best)
+        parts = self._merge(parts)
         if parts[-1] == END_OF_WORD:
             return parts[:-1]
         return [*parts[:-1], parts[-1].removesuffix(END_OF_WORD)]
 
+    def _merge(self, parts: list[str]) -> list[str]:
+        """Joins the pair that was learned first wherever it occurs, from left to right, until no pair is known.
 
-def _merge_pair(parts: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    """Joins every occurrence of the pair into one part, from left to right."""
-    merged: list[str] = []
-    position = 0
-    while position < len(parts):
-        if tuple(parts[position : position + 2]) == pair:
-            merged.append("".join(pair))
-            position += 2
-        else:
-            merged.append(parts[position])
-            position += 1
-    return merged
+        Pairs wait in a heap, since a word may have millions of characters: looking at all of it for every merge would
+        take hours.
+        """
+        count = len(parts)
+        after, before = list(range(1, count + 1)), list(range(-1, count - 1))
+        waiting = [
+            (rank, at) for at, pair in enumerate(itertools.pairwise(parts)) if (rank := self.ranks.get(pair, -1)) >= 0
+        ]
+        heapq.heapify(waiting)
+        while waiting:
+            best, joined = waiting[0][0], []
+            while waiting and waiting[0][0] == best:
+                at = heapq.heappop(waiting)[1]
+                right = after[at]
+                if right < count and self.ranks.get((parts[at], parts[right])) == best:  # neither has been joined since
+                    parts[at], parts[right] = parts[at] + parts[right], ""
+                    after[at] = after[right]
+                    if after[at] < count:
+                        before[after[at]] = at
+                    joined.append(at)
+            for at in (place for end in joined for place in (before[end], end)):
+                if at >= 0 and after[at] < count and (pair := (parts[at], parts[after[at]])) in self.ranks:
+                    heapq.heappush(waiting, (self.ranks[pair], at))
+        return [part for part in parts if part]
 
 
 # ---------------------------------------------------------------------- tokenizers
