@@ -85,16 +85,23 @@ class View:
         names = self._remembered(path)
         return self.listdir(path) if names is None else list(names)
 
+    def _is_unknown(self, path: str) -> bool:
+        """Whether it, or a folder that it is in, is not among the names that are remembered."""
+        while path.startswith(self.folder) and path != self.folder:
+            path, name = os.path.split(path)
+            names = self._remembered(path)
+            if names is not None and name not in names:
+                return True
+        return False
+
     def _looked_up(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """A function of a path, to which files do not exist that are not remembered."""
 
         def call(path: Any, *arguments: Any, **options: Any) -> Any:
-            if isinstance(path, str | os.PathLike):
-                mode = arguments[0] if arguments else options.get("mode", "r")
-                folder, name = os.path.split(os.fspath(path))
-                names = None if isinstance(mode, str) and set(mode) & set("wax+") else self._remembered(folder)
-                if names is not None and name not in names:
-                    raise FileNotFoundError(2, os.strerror(2), os.fspath(path))
+            mode = arguments[0] if arguments else options.get("mode", "r")
+            changes = isinstance(mode, str) and bool(set(mode) & set("wax+"))
+            if isinstance(path, str | os.PathLike) and not changes and self._is_unknown(os.fspath(path)):
+                raise FileNotFoundError(2, os.strerror(2), os.fspath(path))
             return real(path, *arguments, **options)
 
         return call
