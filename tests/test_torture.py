@@ -56,8 +56,8 @@ def test_nothing_is_lost_and_the_page_says_so(tmp_path: Path) -> None:
     [
         "two",
         "determinism",
-        # these take minutes; test_full_disk.py, test_distributed.py, test_interruption.py, test_comparison.py,
-        # test_rendezvous.py and test_shared_folder.py do a little of each
+        # these take minutes; test_full_disk.py, test_distributed.py, test_interruption.py, test_comparison.py and
+        # test_agreement.py do a little of each
         pytest.param("results", marks=pytest.mark.nightly),
         pytest.param("scale", marks=pytest.mark.nightly),
         pytest.param("nodes", marks=pytest.mark.nightly),

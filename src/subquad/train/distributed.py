@@ -28,7 +28,7 @@ from subquad.nn.stack import Stack
 from subquad.tasks.base import Task
 from subquad.tasks.losses import LossOutput
 from subquad.tasks.sample_shards import evaluation_budget
-from subquad.train.rendezvous import attempt_store
+from subquad.train.agreement import attempt_store
 
 TensorBatch = Mapping[str, Tensor]
 LossOf = Callable[[TensorBatch], LossOutput]

@@ -37,10 +37,10 @@ from subquad.models.storage import load_weights
 from subquad.progress import Progress, TrainingProgress
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions, Task
 from subquad.tasks.sample_shards import STEPS, SampleShards
+from subquad.train.agreement import share_files
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, join, leave
 from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
-from subquad.train.shared_folder import share_files
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import Trainer
 

@@ -31,6 +31,7 @@ from subquad.nn.stack import Stack
 from subquad.processes import StopRequest, stop_requests
 from subquad.progress import TrainingProgress, format_metrics
 from subquad.tasks.base import Task
+from subquad.train.agreement import agree_on_checkpoint
 from subquad.train.checkpoint import (
     BestMetric,
     Checkpoint,
@@ -69,7 +70,6 @@ from subquad.train.profiler import Phases
 from subquad.train.recipe import Recipe
 from subquad.train.rng import rng_state, seed_all, set_rng_state, torch_rng_state
 from subquad.train.schedules import Schedule
-from subquad.train.shared_folder import agree_on_checkpoint
 from subquad.train.trackers import Tracker
 
 SEEDS_APART = 1_000_003

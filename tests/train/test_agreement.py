@@ -1,15 +1,56 @@
-"""What processes on several machines see of one run directory."""
+"""What processes agree on: a name in a store with words of earlier attempts, and the files of a run directory."""
 
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from subquad.train import shared_folder
+import pytest
+import torch.distributed as dist
+
+from subquad.train import agreement
+from subquad.train.agreement import agree_on_checkpoint, agree_on_name, file_sizes, share_files, wait_for_files
 from subquad.train.checkpoint import Checkpoint, TrainState, save_checkpoint
 from subquad.train.distributed import Workers
-from subquad.train.shared_folder import agree_on_checkpoint, file_sizes, share_files, wait_for_files
+
+
+def meet(store: dist.Store, ranks: list[int], world: int) -> dict[int, str]:
+    """The names that processes of these ranks, which are threads here, have agreed on."""
+    names: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: names.update({rank: agree_on_name(store, rank, world)}), daemon=True)
+        for rank in ranks
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return names
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
+def test_every_attempt_has_a_name_of_its_own(order: list[int]) -> None:
+    """Whoever comes first, and however often they have met before, in one store."""
+    store = dist.HashStore()
+    names = [meet(store, order, 3) for _ in range(3)]
+    assert all(len(set(found.values())) == 1 and len(found) == 3 for found in names)
+    assert len({found[0] for found in names}) == 3
+
+
+def test_words_of_the_dead_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that died before the others came has left a word; its successor alone is waited for."""
+    monkeypatch.setattr(agreement, "PATIENCE", timedelta(seconds=0.3))
+    store = dist.HashStore()
+    store.set("subquad word 1", "of a process that has died")
+    with pytest.raises(ValueError, match=r"processes \[1\] of 2 did not come within 0:00:00.3"):
+        agree_on_name(store, 0, 2)
+    monkeypatch.setattr(agreement, "PATIENCE", timedelta(seconds=20))
+    assert len(set(meet(store, [1, 0], 2).values())) == 1
+
+
+# ---------------------------------------------------------------------- files
 
 
 class Pair(Workers):
@@ -53,7 +94,7 @@ def save(folder: Path, update: int) -> None:
 
 def test_all_go_on_from_the_checkpoint_that_the_first_process_sees(tmp_path: Path, monkeypatch) -> None:
     """The second one sees an older one alone, as a network may show it, and would have trained on with its weights."""
-    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN", 20.0)
+    monkeypatch.setattr(agreement, "VISIBLE_WITHIN", 20.0)
     for name in ("first", "second"):
         save(tmp_path / name, 3)
     save(tmp_path / "first", 6)
@@ -67,7 +108,7 @@ def test_all_go_on_from_the_checkpoint_that_the_first_process_sees(tmp_path: Pat
 
 
 def test_a_folder_that_is_not_shared_is_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shared_folder, "VISIBLE_WITHIN", 0.3)
+    monkeypatch.setattr(agreement, "VISIBLE_WITHIN", 0.3)
     save(tmp_path / "first", 6)
     found = run_both(lambda workers: agree_on_checkpoint(tmp_path / ("first", "second")[workers.rank], workers))
     assert isinstance(found[1], ValueError)
