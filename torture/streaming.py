@@ -38,9 +38,7 @@ def drift(steps: int) -> Iterator[Result]:
 def _drift_of(case: Case, steps: int) -> Result:
     x, mixer = case.tokens(1, steps), case.build()
     state, sizes = mixer.init_state(1), []
-    outputs = torch.empty_like(
-        x
-    )  # small tensors that stay, between states that grow, would keep their memory in pieces
+    outputs = torch.empty_like(x)  # small tensors that stay, between states that grow, would leave holes in memory
     for step in range(steps):
         mixed = mixer(x[:, step : step + 1], state=state)
         assert mixed.state is not None
