@@ -16,6 +16,8 @@ import pytest
 from subquad.cli.main import run as command
 from subquad.compare.measure.lengths import LengthPoint
 from subquad.compare.measure.swap import SwapPoint
+from subquad.compare.report.conclusions import conclude
+from subquad.compare.report.learning import below_linear, learned_nothing
 from subquad.compare.report.result import Result, read_result
 from subquad.train.checkpoint import checkpoints, read_state
 from tests.signals import interruptible
@@ -278,7 +280,19 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path: Path, capsys: pytest.Ca
     assert command(["demo", "--updates", "60", "--seeds", "1", "--out", str(tmp_path / "demo")]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[2:5]] == ["softmax", "lightconv", "eva"]
-    assert "Demo: handwritten digits" in (tmp_path / "demo" / "report.html").read_text()
+    assert "Demo: a language model of bytes" in (tmp_path / "demo" / "report.html").read_text()
+
+
+@pytest.mark.nightly
+def test_every_mechanism_of_the_demo_passes_the_floors(tmp_path: Path) -> None:
+    assert command(["demo", "--out", str(tmp_path / "demo")]) == 0
+    result = read_result(tmp_path / "demo" / "result.json")
+    assert [trial.status for trial in result.trials] == ["done"] * 12
+    assert {floor.name for floor in result.floors} == {"unigram", "bigram"}
+    for label in result.competitors:
+        assert learned_nothing(result, label) is None
+        assert below_linear(result, label) is None
+    assert not conclude(result)[0].text.startswith("No answer")
 
 
 # ---------------------------------------------------------------------- interruption
