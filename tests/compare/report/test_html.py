@@ -132,6 +132,20 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
     shown.close()
 
 
+def test_the_table_fits_and_figures_are_saved(browser: Any, tmp_path: Path) -> None:
+    shown = Opened(browser, synthetic(), tmp_path, 1200)
+    widths = shown.page.evaluate("(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#mechanisms .scroll'))")
+    assert widths[0] == widths[1], "nothing of it is cut off"
+    assert shown.count("#pareto .dot") == 3 * 5 + 2, "one for each finished run"
+    with shown.page.expect_download() as download:
+        shown.page.locator("#pareto-save").click()
+    drawing = Path(download.value.path()).read_text()
+    assert download.value.suggested_filename == "pareto.svg"
+    assert drawing.startswith("<svg")
+    assert "var(--" not in drawing, "it needs no style of the page"
+    shown.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_plots_are_drawn_and_fit(browser: Any, tmp_path: Path, width: int, scheme: str) -> None:
