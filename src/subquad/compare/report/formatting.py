@@ -6,7 +6,6 @@ from typing import Any
 
 from subquad.compare.report.result import Metric
 from subquad.compare.report.speed import Crossover
-from subquad.compare.statistics.critical import CONFIDENCE
 from subquad.compare.statistics.scores import Estimate
 from subquad.compare.statistics.times import SpeedRatio
 
@@ -55,14 +54,6 @@ def format_setting(setting: Mapping[str, Any]) -> str:
 def format_count(count: float) -> str:
     """9412000 -> "9.41 M"; small counts as they are."""
     return f"{format_number(count / 1e6, 2)} M" if count >= 1e6 else format_number(count)
-
-
-def format_p(p: float) -> str:
-    """As many digits as show on which side of 1 - CONFIDENCE it is."""
-    if p < 0.001:
-        return "p < 0.001"
-    digits = 2 if p >= 0.1 else 4 if round(p, 3) == round(1 - CONFIDENCE, 3) else 3
-    return f"p = {p:.{digits}f}"
 
 
 def format_seeds(count: int) -> str:

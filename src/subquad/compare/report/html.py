@@ -95,14 +95,7 @@ def _subtitle(result: Result) -> str:
 @cache
 def _environment() -> Environment:
     loader = PackageLoader("subquad.compare.report", "assets")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["unbroken"] = _unbroken
-    return environment
-
-
-def _unbroken(text: str) -> str:
-    """ "p = 0.04" is never broken over two lines."""
-    return text.replace("p = ", "p\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
 def _asset(name: str) -> str:

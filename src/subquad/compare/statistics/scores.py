@@ -58,15 +58,13 @@ class Scores:
 class Difference:
     """The score of one mechanism minus that of another, with its simultaneous interval.
 
-    p: of no difference at all, corrected for the number of comparisons. seeds: how many trials of both there are. With
-    one seed for all mechanisms (`single_seed`) the interval is that of these two runs on other test samples, and says
-    nothing about mechanisms.
+    seeds: how many trials of both there are. With one seed for all mechanisms (`single_seed`) the interval is that of
+    these two runs on other test samples, and says nothing about mechanisms.
     """
 
     mean: float
     low: float
     high: float
-    p: float
     seeds: int
     single_seed: bool
 
@@ -217,10 +215,9 @@ class _Fit:
     def difference(self, first: str, second: str) -> Difference:
         weights = self.weights(first, second)
         mean, variance = float(weights @ self.scores.values), self.variance(weights)
-        half, error = self.half_width(variance), variance.error
-        p = 1 - self.family.probability(abs(mean) / error, self.count, variance.freedom) if error else float(mean == 0)
+        half = self.half_width(variance)
         seeds = len(self.scores.seeds_of(first) & self.scores.seeds_of(second))
-        return Difference(mean, mean - half, mean + half, max(0.0, p), seeds, not self.freedom)
+        return Difference(mean, mean - half, mean + half, seeds, not self.freedom)
 
     def variance(self, weights: np.ndarray) -> _Variance:
         """See the equations above; without residuals, all of it is from the samples."""

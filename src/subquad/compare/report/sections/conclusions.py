@@ -11,7 +11,7 @@ TEMPLATE = """
 <div class="findings">
 {%- for kind, heading, texts in groups if texts %}
 <h3>{{ heading }}</h3>
-<ul class="{{ kind }}">{% for text in texts %}<li>{{ text | unbroken }}</li>{% endfor %}</ul>
+<ul class="{{ kind }}">{% for text in texts %}<li>{{ text }}</li>{% endfor %}</ul>
 {%- endfor %}
 </div>
 """

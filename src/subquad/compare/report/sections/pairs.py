@@ -1,6 +1,6 @@
 """Every pair of mechanisms, not only those with the baseline."""
 
-from subquad.compare.report.formatting import format_metric, format_p
+from subquad.compare.report.formatting import format_metric
 from subquad.compare.report.quality import margin, pairs
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section, Table
@@ -20,11 +20,10 @@ def content(result: Result) -> Content | None:
         said = verdict(difference, most, metric.better)
         words = WORDS.get(said, f"{first} is {said}")
         mean = format_metric(metric, difference.mean, sign=True)
-        p = format_p(difference.p).removeprefix("p ").removeprefix("= ")
-        rows.append([first, second, mean, f"{low} to {high}", p, words])
-    headers = ["first", "second", f"difference in {metric.name}", "95% interval", "p", "verdict"]
-    note = "The first minus the second. Intervals and p-values hold for all pairs at once (Tukey)."
-    return Content(Table(headers, rows, [2, 3, 4], ["done"] * len(rows)), note=note)
+        rows.append([first, second, mean, f"{low} to {high}", words])
+    headers = ["first", "second", f"difference in {metric.name}", "95% interval", "verdict"]
+    note = "The first minus the second. Intervals hold for all pairs at once (Tukey)."
+    return Content(Table(headers, rows, [2, 3], ["done"] * len(rows)), note=note)
 
 
 SECTION = Section("pairs", "Every pair", "tables", content)
