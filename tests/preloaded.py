@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,9 +106,12 @@ def serve(requests: socket.socket) -> dict[str, Any]:
         between = os.fork()
         if not between:
             # The process in between ends at once, so that the new one becomes a child of the one that asked for it.
+            own_parent = os.getpid()
             if new := os.fork():
                 os.write(writer, str(new).encode())
                 os._exit(0)
+            while os.getppid() == own_parent:  # not yet
+                time.sleep(0.001)
             requests.close()
             for own, given in enumerate(streams):
                 os.dup2(given, own)

@@ -10,7 +10,7 @@ def merge(
     results: Annotated[list[Path], typer.Argument(metavar="RESULT...", help="The result.json of each machine.")],
     out: Annotated[Path, typer.Option(help="The folder of the merged result.json and report.html.")],
 ) -> None:
-    """Merge the results of one comparison that was computed on several machines.
+    """Merge results of one comparison from several machines.
 
     Each machine trains other mechanisms or seeds of the same recipe and writes its result.json. The recipe, the task,
     the metric and the baseline must agree. Times are compared within one machine only. Machines that share a folder
