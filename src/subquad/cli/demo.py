@@ -14,7 +14,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lightconv": {"kernel_size": [7, 15]},
     "eva": {"window": 32, "chunk_size": 8, "rotary": True},
 }
-LENGTHS, TOKENS, MAX_SECONDS = (1024, 4096), 4096, 5
+LENGTHS, TOKENS, MAX_SECONDS = (2048,), 2048, 5
 WARMUP = 50
 RECIPE: dict[str, Any] = {
     "task": "language-model",
