@@ -3,10 +3,9 @@
 import statistics
 from typing import Literal
 
+from subquad.compare.matching import TOLERANCE
 from subquad.compare.report.result import Result
 
-PARAMETER_TOLERANCE = 0.02
-"""Models whose numbers of parameters differ by less than this share count as matched."""
 TrialNumber = Literal["parameters", "training_seconds", "tokens_per_second", "peak_bytes"]
 
 
@@ -27,7 +26,7 @@ def parameter_mismatch(result: Result) -> dict[str, float]:
         return {}
     counts = {label: parameters(result, label) for label in result.competitors}
     shares = {label: count / base - 1 for label, count in counts.items() if count is not None}
-    return {label: share for label, share in shares.items() if abs(share) > PARAMETER_TOLERANCE}
+    return {label: share for label, share in shares.items() if abs(share) > TOLERANCE}
 
 
 def same_data_order(result: Result) -> bool | None:
