@@ -203,16 +203,17 @@ def test_a_dry_run_shows_the_plan_and_computes_nothing(tmp_path: Path, capsys: p
     words = ["--mixers", "lightconv", "--mixers", "hybrid=eva*1,softmax", "--set", "eva.schedule.lr=1e-2"]
     assert command(["compare", *DIGITS, "--mixers", "eva", *words, "--out", str(out), "--dry-run"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[:2] for row in rows[2:6]] == [
+    assert [row[:2] for row in rows[2:7]] == [
         ["softmax", "softmax"],
         ["eva", "eva"],
         ["lightconv", "lightconv"],
         ["hybrid", "eva*1,softmax"],
+        ["no", "mixing"],
     ]
     assert "schedule.lr=0.01" in rows[3]
     assert rows[4][3].startswith("model.encoder.ffn_dim="), "as many parameters as softmax has"
     assert rows[2][-3:] == ["1,", "2,", "3"], "three seeds by default"
-    assert rows[7][:2] == ["12", "trainings."]
+    assert rows[8][:2] == ["15", "trainings."]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -62,7 +62,7 @@ def test_what_was_set_and_the_recipes_own_model_stay() -> None:
 
 def test_a_dry_run_counts_parameters_and_trials() -> None:
     planned = plan_mechanisms(PAIRS, ["lara", "hybrid=eva,softmax"], options={"lara": {"schedule.lr": 1e-4}}, seeds=2)
-    assert [one.variant.label for one in planned] == ["softmax", "lara", "hybrid"]
+    assert [one.variant.label for one in planned] == ["softmax", "lara", "hybrid", "no mixing"]
     assert all(one.seeds == (1, 2) and not one.runs for one in planned)
     assert planned[1].variant.settings == {"schedule.lr": 1e-4}
     assert planned[0].parameters == count_parameters(PAIRS, planned[0].variant, {})

@@ -149,6 +149,7 @@ def compare(
             "baseline": baseline,
             "seeds": parse_seeds(seeds),
             "match": parse_match(match),
+            "floors": floors,
         }
         if dry_run:
             show_dry_run(given, names, what)
@@ -166,7 +167,6 @@ def compare(
             margin=margin,
             max_seconds=max_seconds,
             retry=retry,
-            floors=floors,
         )
         run_comparison(comparison, wanted)
     if shard is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from subquad.compare.comparison import SEEDS, choose_seeds, choose_variants
 from subquad.compare.matching import Match, count_parameters, match_parameters
-from subquad.compare.variants import Variant, add_finished_runs
+from subquad.compare.variants import Variant, add_finished_runs, add_floor
 from subquad.train.recipe import Recipe
 
 
@@ -29,6 +29,7 @@ def plan_mechanisms(
     baseline: str = "softmax",
     seeds: int | Sequence[int] = SEEDS,
     match: Match = "parameters",
+    floors: bool = True,
 ) -> list[PlannedMechanism]:
     """The mechanisms of a comparison; the arguments are those of `Comparison.create`.
 
@@ -37,6 +38,7 @@ def plan_mechanisms(
     """
     data_dependent = recipe.task_class.expected_model_config(recipe.data)
     variants = choose_variants(recipe, mixers, options, runs, baseline)
+    variants = add_floor(recipe, variants) if floors and variants else variants
     if variants and match == "parameters":
         variants = match_parameters(recipe, variants, data_dependent)
     variants, finished = add_finished_runs(recipe, variants, runs)
