@@ -181,6 +181,7 @@ def test_a_second_call_computes_nothing(finished: Path, capsys: pytest.CaptureFi
         (["--seeds", "0"], "give how many (3), or which (1,2,3)"),
         (["--lengths", "16,many"], "'many' is not a whole number"),
         (["--lengths", "128"], "a batch of 64 tokens holds no sequence of 128"),
+        (["--rounds", "1,2,3,4"], "times are looked at one to three times"),
         (
             ["--merge", "--baseline", "lara"],
             "is none of the mechanisms that are compared: softmax, eva, linformer, no",

@@ -81,7 +81,8 @@ def compare(
     rounds: Annotated[
         str,
         typer.Option(
-            help="The numbers of rounds after which times are looked at; measuring ends at the first look that decides."
+            help="Up to three numbers of rounds after which times are looked at; measuring ends at the first look that "
+            "decides."
         ),
     ] = "9,18,36",
     margin: Annotated[

@@ -42,7 +42,7 @@ class Plan(Options):
     split: str = Field(description="on which quality is measured")
     lengths: tuple[int, ...] = Field((), description="at which costs are measured")
     tokens: int = Field(16384, ge=1, description="of a batch at every length")
-    looks: tuple[int, ...] = Field(LOOKS, min_length=1, description="rounds of times after which they are looked at")
+    looks: tuple[int, ...] = Field(LOOKS, description="rounds of times after which they are looked at")
     task_lengths: tuple[int, ...] = Field((), description="median and 95th percentile of the task's own samples")
     runs: tuple[FinishedRun, ...] = Field((), description="finished runs that are used as trials")
     floors: bool = Field(False, description="whether simple models of the data are computed to compare with")
@@ -53,6 +53,8 @@ class Plan(Options):
             other = slugs.setdefault(self.variant(label).slug.lower(), label)
             if other != label:
                 raise ValueError(f"the labels {other!r} and {label!r} would name the same files")
+        if not 1 <= len(self.looks) <= len(LOOKS) or min(self.looks) < 1:
+            raise ValueError("times are looked at one to three times, after 1 round or more, such as 9,18,36")
         if self.lengths and min(self.lengths) < 1:
             raise ValueError(f"lengths must be at least 1 (got {min(self.lengths)})")
         if too_long := [length for length in self.lengths if length > self.tokens]:

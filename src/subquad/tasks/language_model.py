@@ -30,7 +30,7 @@ from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import BlockTask, TextData, read_text
+from subquad.tasks.text import BlockTask, TextData, counted_floors, read_text
 
 TIMED_LINES, PROMPTS, PROMPT_WORDS, NEW_TOKENS = 32, 8, 8, 64
 """What the speed of decoding is measured with: prompts of words of the first lines, and tokens after each."""
@@ -134,26 +134,9 @@ class LanguageModelTask(BlockTask):
         counts = self.count_pairs()
         blocks = Blocks(self.evaluated_lines(data, split), self.blocks, self.tokenizer.eos)
         before, words = blocks.window(0, blocks.total)
-        log_probs = {
-            "unigram": counts.unigram().log_probs(words),
-            "bigram": counts.bigram().log_probs(before, words),
-        }
-        values = {name: perplexity_score(np.array([-found.sum(), len(words)])) for name, found in log_probs.items()}
-        text = f"the {counts.counts.sum():,} tokens of the training text"
-        return [
-            Floor(
-                name="unigram",
-                kind="trivial",
-                value=values["unigram"],
-                how=f"The frequency of every token among {text}, with absolute discounting.",
-            ),
-            Floor(
-                name="bigram",
-                kind="linear",
-                value=values["bigram"],
-                how=f"Pairs of neighbours counted in {text}, with interpolated Kneser-Ney smoothing.",
-            ),
-        ]
+        unigram, bigram = counts.unigram().log_probs(words), counts.bigram().log_probs(before, words)
+        how = "Pairs of neighbours counted in the training text, with interpolated Kneser-Ney smoothing."
+        return counted_floors(counts, unigram, "bigram", bigram, how)
 
     @classmethod
     def random_batch(

@@ -27,7 +27,7 @@ from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import BlockTask, TextData, cut_lines, read_text
+from subquad.tasks.text import BlockTask, TextData, counted_floors, cut_lines, read_text
 
 NUM_BEGINNING = 1
 """The number of tokens of a sample before its block."""
@@ -186,24 +186,12 @@ class MaskedLanguageModelTask(BlockTask):
             np.where(neighbour == mask, unigram, model.log_probs(neighbour, words))
             for neighbour, model in ((left, counts.bigram()), (right, counts.reversed_bigram()))
         ]
-        log_probs = {"unigram": unigram, "neighbouring words": np.logaddexp(*by_neighbour) - np.log(2)}
-        values = {name: perplexity_score(np.array([-found.sum(), len(words)])) for name, found in log_probs.items()}
-        text = f"the {counts.counts.sum():,} tokens of the training text"
-        return [
-            Floor(
-                name="unigram",
-                kind="trivial",
-                value=values["unigram"],
-                how=f"The frequency of every token among {text}, with absolute discounting.",
-            ),
-            Floor(
-                name="neighbouring words",
-                kind="linear",
-                value=values["neighbouring words"],
-                how="The mean of two Kneser-Ney bigrams, one of the word before and one of the word after, counted in "
-                f"{text}; the unigram where that neighbour is masked.",
-            ),
-        ]
+        how = (
+            "The mean of two Kneser-Ney bigrams, one of the word before and one of the word after, counted in the "
+            "training text; the unigram where that neighbour is masked."
+        )
+        mean = np.logaddexp(*by_neighbour) - np.log(2)
+        return counted_floors(counts, unigram, "neighbouring words", mean, how)
 
     @classmethod
     def random_batch(

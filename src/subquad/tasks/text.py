@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from subquad.config import nearest
@@ -24,9 +25,9 @@ from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FIELDS, PreparedText, open_prepared
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig
 from subquad.evaluate.ngrams import CHUNK_TOKENS, PairCounts
-from subquad.evaluate.perplexity import TokenLines
+from subquad.evaluate.perplexity import TokenLines, perplexity_score
 from subquad.files import wrap_corrupt_data_errors, write_files
-from subquad.tasks.base import DataConfig, Task, TrainedModel, add_perplexity, check_split, load_embedded
+from subquad.tasks.base import DataConfig, Floor, Task, TrainedModel, add_perplexity, check_split, load_embedded
 
 AS_GIVEN, FROM_TOKENS = "as given", "decoded from prepared tokens, without the samples that preparing skipped"
 DEFAULT_TOKENS = 4096
@@ -212,6 +213,18 @@ class BlockTask(TextTask):
     def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:  # noqa: ARG003
         """Half the size of the vocabulary. Uniform guessing has the perplexity of all of it, word counts far less."""
         return model_config["vocab"] / 2
+
+
+def counted_floors(counts: PairCounts, unigram: np.ndarray, name: str, neighbours: np.ndarray, how: str) -> list[Floor]:
+    """The perplexities of a unigram and of a model of neighbours, from the log-probabilities of the scored tokens."""
+    values = [perplexity_score(np.array([-log_probs.sum(), len(log_probs)])) for log_probs in (unigram, neighbours)]
+    frequency = (
+        f"The frequencies in the {counts.counts.sum():,} tokens of the training text, with absolute discounting."
+    )
+    return [
+        Floor(name="unigram", kind="trivial", value=values[0], how=frequency),
+        Floor(name=name, kind="linear", value=values[1], how=how),
+    ]
 
 
 def typical_text_batch(budget: Budget, length: int) -> tuple[int, int]:

@@ -214,7 +214,7 @@ def measure_length(
         builders,
         plan.looks,
         device,
-        is_decided=partial(_is_enough, baseline=baseline, looks=plan.looks),
+        is_decided=partial(_is_enough, baseline=baseline),
         before=lambda name: begin(points[name].mechanism),
         before_timing=lambda: begin(SIDE_BY_SIDE),
     )
@@ -223,12 +223,12 @@ def measure_length(
     return list(points.values())
 
 
-def _is_enough(seconds: Seconds, baseline: str, looks: Sequence[int]) -> bool:
+def _is_enough(seconds: Seconds, baseline: str) -> bool:
     """Whether all ratios are decided, or as many rounds again would take too long. The control decides nothing."""
     if sum(map(sum, seconds.values())) > MAX_TIMING_SECONDS / 2:
         return True
     times = {name: found for name, found in seconds.items() if name != CONTROL}
-    return baseline in times and all_decided(times, baseline, len(looks))
+    return baseline in times and all_decided(times, baseline)
 
 
 def _fill_in(point: LengthPoint, costs: Costs) -> None:

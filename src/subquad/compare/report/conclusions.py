@@ -94,9 +94,9 @@ def _single_seed(result: Result) -> str:
 def _choice(result: Result, said: dict[str, Verdict]) -> str:
     """The mechanism to use, or why to keep the baseline."""
     length, base = task_length(result), result.baseline
-    speeds = {} if length is None else ratios_at(result, shown_part(result), length, "training")
     if length in failed_controls(result):
-        speeds = {}
+        length = None  # its times say nothing
+    speeds = {} if length is None else ratios_at(result, shown_part(result), length, "training")
     sound = [label for label in said if said[label] in ("within", "better") and not _is_below_floors(result, label)]
     faster = [label for label in sound if label in speeds and speeds[label].is_faster]
     better = [label for label in sound if said[label] == "better"]
@@ -113,8 +113,10 @@ def _choice(result: Result, said: dict[str, Verdict]) -> str:
 
 def _speed(result: Result, ratio: SpeedRatio, length: int) -> str:
     where = f"at {format_number(length)} tokens, the length of this task's samples,"
-    if ratio.is_equal or not ratio.is_decided:
-        return f"{where} it trains about as fast as {result.baseline} ({format_span(ratio)})"
+    if ratio.is_equal:
+        return f"{where} it trains as fast as {result.baseline} ({format_span(ratio)})"
+    if not ratio.is_decided:
+        return f"{where} its speed in training is undecided ({format_span(ratio)} of {result.baseline})"
     return f"{where} it trains {format_ratio(ratio.ratio)} as fast as {result.baseline} ({format_span(ratio)})"
 
 
@@ -147,7 +149,9 @@ def _why_baseline(result: Result, said: dict[str, Verdict], speeds: dict[str, Sp
     else:
         candidates = [label for label in said if label in speeds and speeds[label].is_faster]
         start = f"at {format_number(length)} tokens, the length of this task's samples, "
-        start += "what trains faster is no proven replacement" if candidates else "no mechanism trains faster"
+        start += (
+            "what trains faster is no proven replacement" if candidates else "no mechanism is shown to train faster"
+        )
     order = sorted(candidates, key=lambda one: found[one].mean, reverse=result.metric.better == "higher")
     shown = [f"{label} {describe_verdict(result, label, found[label], said[label])}" for label in order[:MOST_NAMED]]
     rest = len(order) - len(shown)

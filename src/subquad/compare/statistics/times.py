@@ -48,18 +48,18 @@ class SpeedRatio:
         return self.is_faster or self.is_slower or self.is_equal
 
 
-def speed_ratio(ours: Sequence[float], base: Sequence[float], comparisons: int, looks: int = len(LOOKS)) -> SpeedRatio:
+def speed_ratio(ours: Sequence[float], base: Sequence[float], comparisons: int) -> SpeedRatio:
     """From the times of the same rounds. comparisons: how many mechanisms are compared with the baseline."""
     logs = [math.log(theirs / own) for own, theirs in zip(ours, base, strict=True)]
     mean, half = statistics.fmean(logs), math.inf
     if len(logs) > 1:
-        confidence = 1 - (1 - CONFIDENCE) / (looks * max(1, comparisons))
+        confidence = 1 - (1 - CONFIDENCE) / (len(LOOKS) * max(1, comparisons))
         half = t_critical(len(logs) - 1, confidence) * statistics.stdev(logs) / math.sqrt(len(logs))
     return SpeedRatio(math.exp(mean), math.exp(mean - half), math.exp(min(700, mean + half)), len(logs))
 
 
-def all_decided(times: Mapping[str, Sequence[float]], baseline: str, looks: int = len(LOOKS)) -> bool:
+def all_decided(times: Mapping[str, Sequence[float]], baseline: str) -> bool:
     """Whether every ratio to the baseline is decided, so that more rounds would tell nothing new."""
     others = [name for name in times if name != baseline]
-    ratios = [speed_ratio(times[name], times[baseline], len(others), looks) for name in others]
+    ratios = [speed_ratio(times[name], times[baseline], len(others)) for name in others]
     return all(ratio.is_decided for ratio in ratios)
