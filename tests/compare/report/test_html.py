@@ -326,7 +326,7 @@ def test_raw_data_can_be_read_and_saved(opened: Opened) -> None:
 
 def test_without_scripts_the_numbers_are_there(browser: Any, tmp_path: Path) -> None:
     shown = Opened(browser, synthetic(), tmp_path, java_script_enabled=False)
-    assert "lightconv undecided" in shown.text(".headline")
+    assert "Use lightconv here" in shown.text(".headline")
     assert shown.count("section:has(#mechanisms-title) tbody tr") == 6
     assert shown.page.locator("noscript").inner_text().startswith("The plots need JavaScript")
     assert not shown.page.locator("#plots").is_visible()

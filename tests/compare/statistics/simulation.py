@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from subquad.compare.statistics.critical import DUNNETT
-from subquad.compare.statistics.scores import Scores, against_baseline, verdict
+from subquad.compare.statistics.scores import Scores, against_baseline, estimates, verdict
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,17 @@ def share_of(truth: Truth, draws: int, margin: float = 0.0) -> Shares:
             verdict(planted, margin, "higher") in ("within", "better"),
         ]
     return Shares(*(counts / draws))
+
+
+def coverage_of_means(truth: Truth, draws: int) -> float:
+    """How often the interval of a single mechanism's mean holds the true one."""
+    rng = np.random.default_rng(0)
+    labels = [f"m{i}" for i in range(truth.mechanisms + 1)]
+    inside = 0.0
+    for _ in range(draws):
+        found = estimates(_draw(truth, np.zeros(len(labels)), labels, rng)).values()
+        inside += float(np.mean([one.low <= 0 <= one.high for one in found]))
+    return inside / draws
 
 
 def _draw(truth: Truth, means: np.ndarray, labels: list[str], rng: np.random.Generator) -> Scores:

@@ -44,9 +44,14 @@ def tukey_probability(c: float, count: int, freedom: float) -> float:
 
 @dataclass(frozen=True)
 class Family:
-    """Differences that are looked at together. probability: that none of them exceeds c of its standard errors."""
+    """Differences that are looked at together.
+
+    probability: that none of them exceeds c of its standard errors. differences: how many there are, by what `count`
+    counts.
+    """
 
     probability: Callable[[float, int, float], float]
+    differences: Callable[[int], int]
 
     @cache  # noqa: B019 (there are two families, and they live as long as the program)
     def critical(self, count: int, freedom: float, confidence: float = CONFIDENCE) -> float:
@@ -60,7 +65,13 @@ class Family:
         return (low + high) / 2
 
 
-DUNNETT, TUKEY = Family(dunnett_probability), Family(tukey_probability)
+    def separate(self, count: int, freedom: float, confidence: float = CONFIDENCE) -> float:
+        """The same if each difference has an estimate of its own of its standard error: Šidák's, of Student's t."""
+        return t_critical(freedom, confidence ** (1 / max(1, self.differences(count))))
+
+
+DUNNETT = Family(dunnett_probability, lambda count: count)
+TUKEY = Family(tukey_probability, lambda count: count * (count - 1) // 2)
 
 
 def t_critical(freedom: float, confidence: float = CONFIDENCE) -> float:

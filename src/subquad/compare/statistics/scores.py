@@ -8,17 +8,24 @@ The seed's effect b_s is common to all mechanisms (their trials share initial va
 are taken within seeds; e has one variance for all mechanisms, pooled over them. A difference is a contrast D = w · y of
 the least-squares fit. Its variance has two parts:
 
-    |w|^2 max(s^2, r^2)     falls with more seeds: s^2 is the mean square of the residuals of y, and r^2 the part of it
-                            that the samples explain, the same mean square of C
-    w' C w - |w|^2 r^2      does not: what the choice of test samples adds for every seed alike
+    |w|^2 s^2               falls with more seeds: s^2 is the mean square of the residuals of y
+    w' C w - |w|^2 r^2      does not: what the choice of test samples adds for every seed alike, where r^2, the same
+                            mean square of C, is the part of s^2 that the samples explain
 
-C is the covariance of the scores over test sets of this size. Degrees of freedom are Satterthwaite's. Intervals hold
-for all differences at once, whichever of them is looked at.
+C is the covariance of the scores over test sets of this size. Each part counts with a critical value of its own,
+
+    half width^2  =  |w|^2 max(c^2 s^2, d^2 r^2)  +  d^2 (w' C w - |w|^2 r^2)
+
+c is that of Dunnett or Tukey with the degrees of freedom of s^2, which is common to all differences; d is Student's
+with those of C, at a confidence that is divided among the differences (as by Šidák), each of which has an estimate of
+its own. (One critical value with Satterthwaite's degrees of freedom claims too much: where few seeds happen to agree,
+s^2 is too small, and the degrees of freedom are taken as too many.) Intervals hold for all differences at once,
+whichever of them is looked at.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -101,12 +108,20 @@ class Estimate:
 
 
 def estimates(scores: Scores) -> dict[str, Estimate]:
-    """The mean of every mechanism; here the seed's own effect is part of the variance between seeds."""
-    fit = _Fit(scores, DUNNETT, 1, blocked=False)
+    """The mean of every mechanism; here the seed's own effect is part of the variance between seeds.
+
+    That effect is common to all mechanisms: more of them tell nothing more about it, so that it has the degrees of
+    freedom of the seeds alone.
+    """
+    fit, within_seeds = _Fit(scores, DUNNETT, 1, blocked=False), _Fit(scores, DUNNETT, 1)
+    of_seed = max(0.0, fit.seed_variance - within_seeds.seed_variance) if within_seeds.freedom else fit.seed_variance
     found = {}
     for label in fit.labels:
         weights = fit.weights(label)
-        mean, half = float(weights @ scores.values), fit.half_width(fit.variance(weights))
+        common = _Variance(of_seed * float(weights @ weights), 0.0, 0.0, max(0, fit.num_seeds - 1))
+        own = replace(fit.variance(weights), by_seeds=(fit.seed_variance - of_seed) * float(weights @ weights))
+        own = replace(own, freedom=within_seeds.freedom)
+        mean, half = float(weights @ scores.values), math.hypot(fit.half_width(common), fit.half_width(own))
         found[label] = Estimate(mean, mean - half, mean + half, len(scores.seeds_of(label)), not fit.freedom)
     return found
 
@@ -160,28 +175,19 @@ def _fit_with_baseline(scores: Scores, baseline: str) -> "_Fit":
 class _Variance:
     """Of a difference: the part that falls with more seeds, and the part that does not.
 
-    uncertainty: half the variances of the two parts as estimates, for the degrees of freedom.
+    by_seeds: |w|^2 s^2, with the degrees of freedom `freedom`; explained: |w|^2 r^2, the least that it can be;
+    by_samples: the rest.
     """
 
     by_seeds: float
+    explained: float
     by_samples: float
-    seed_uncertainty: float
-    sample_uncertainty: float
-
-    @property
-    def error(self) -> float:
-        return math.sqrt(self.by_seeds + self.by_samples)
-
-    @property
-    def freedom(self) -> float:
-        """Satterthwaite's degrees of freedom, with three digits, so that critical values are computed once."""
-        uncertainty = self.seed_uncertainty + self.sample_uncertainty
-        return float(f"{max(1.0, self.error**4 / uncertainty):.3g}") if uncertainty else math.inf
+    freedom: int
 
     def with_seeds(self, now: int, wanted: int) -> "_Variance":
         """As it would be with another number of seeds."""
-        uncertainty = self.seed_uncertainty * (now / wanted) ** 2 * (now - 1) / (wanted - 1)
-        return _Variance(self.by_seeds * now / wanted, self.by_samples, uncertainty, self.sample_uncertainty)
+        freedom = self.freedom * (wanted - 1) // (now - 1)
+        return _Variance(self.by_seeds * now / wanted, self.explained * now / wanted, self.by_samples, freedom)
 
 
 class _Fit:
@@ -222,10 +228,12 @@ class _Fit:
     def variance(self, weights: np.ndarray) -> _Variance:
         """See the equations above; without residuals, all of it is from the samples."""
         of_samples, norm = float(weights @ self.scores.covariance @ weights), float(weights @ weights)
-        by_samples = max(0.0, of_samples - norm * self.sample_variance)
-        by_seeds = norm * max(self.seed_variance, self.sample_variance)
-        seed_uncertainty = (norm * self.seed_variance) ** 2 / max(1, self.freedom)
-        return _Variance(by_seeds, by_samples, seed_uncertainty, by_samples**2 / max(1, self.scores.groups - 1))
+        explained = norm * self.sample_variance
+        return _Variance(norm * self.seed_variance, explained, max(0.0, of_samples - explained), self.freedom)
 
     def half_width(self, variance: _Variance) -> float:
-        return self.family.critical(self.count, variance.freedom) * variance.error
+        of_samples = self.family.separate(self.count, max(1, self.scores.groups - 1)) ** 2
+        by_seeds = of_samples * variance.explained
+        if variance.freedom:
+            by_seeds = max(by_seeds, self.family.critical(self.count, variance.freedom) ** 2 * variance.by_seeds)
+        return math.sqrt(by_seeds + of_samples * variance.by_samples)
