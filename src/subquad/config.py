@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin
 
@@ -43,6 +44,27 @@ class Options(BaseModel):
 
     def check(self) -> None:
         """Raises ValueError for options that do not go together; subclasses extend it."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What tuning may try for a number: `low` to `high` times the value that a recipe has.
+
+    Fractions are drawn evenly by their logarithm, whole numbers are the recipe's times powers of two.
+    """
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What tuning may try for an option: each of these values, and the one that a recipe has."""
+
+    values: tuple[Any, ...]
+
+
+Tunable = Scale | Choices
 
 
 def unknown_option(owner: str, key: str, options: type[BaseModel]) -> str:

@@ -232,8 +232,7 @@ def show_dry_run(recipe: "Recipe", mixers: Sequence[str], what: Mapping[str, Any
     planned = plan_mechanisms(recipe, mixers, **what)
     rows = []
     for one in planned:
-        settings = {**one.variant.options, **one.variant.settings}
-        shown = " ".join(f"{name}={value}" for name, value in settings.items())
+        shown = " ".join(f"{name}={value}" for name, value in one.variant.changes.items())
         trials = [f"{seed} ({one.runs[seed]})" if seed in one.runs else str(seed) for seed in one.seeds]
         rows.append([one.variant.label, one.variant.mixer, f"{one.parameters:,}", shown, ", ".join(trials)])
     print_table(["label", "mechanism", "parameters", "settings", "seeds"], rows, numeric=[2])

@@ -71,4 +71,4 @@ def _variant_model(recipe: Recipe, variant: Variant, data_dependent: Mapping[str
 
 def _set_widths(variant: Variant, widths: Mapping[str, int]) -> Variant:
     model = change_recipe({"model": variant.model}, widths)["model"]
-    return variant.model_copy(update={"model": model, "settings": {**variant.settings, **widths}})
+    return variant.model_copy(update={"model": model, "widths": {**variant.widths, **widths}})

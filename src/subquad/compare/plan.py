@@ -45,6 +45,8 @@ class Plan(Options):
     looks: tuple[int, ...] = Field(LOOKS, description="rounds of times after which they are looked at")
     task_lengths: tuple[int, ...] = Field((), description="median and 95th percentile of the task's own samples")
     runs: tuple[FinishedRun, ...] = Field((), description="finished runs that are used as trials")
+    tune: int = Field(0, ge=0, description="trials that each mechanism gets to be tuned with; 0: none is tuned")
+    tuned: tuple[Variant, ...] = Field((), description="the mechanisms with the settings that tuning chose")
     floors: bool = Field(False, description="whether simple models of the data are computed to compare with")
 
     def check(self) -> None:
@@ -69,7 +71,14 @@ class Plan(Options):
         return task_class(self.recipe["task"])
 
     def variant(self, label: str) -> Variant:
-        return next(variant for variant in self.variants if variant.label == label)
+        """A mechanism, with the settings that tuning chose as soon as it has."""
+        return next(variant for variant in (*self.tuned, *self.variants) if variant.label == label)
+
+    @property
+    def untuned(self) -> list[Variant]:
+        """The mechanisms that are still to be tuned, a model without mixing among them: it is trained like the rest."""
+        known = {variant.label for variant in self.tuned}
+        return [one for one in self.variants if self.tune and one.trained and one.label not in known]
 
     def variant_recipe(self, label: str) -> Recipe:
         """The recipe with a mechanism in its model, and with what is set for this mechanism."""
@@ -101,8 +110,12 @@ def open_plan(plan: Plan, out: Path) -> Plan:
     plan = plan if before is None else _extend(before, plan, out)
     out.mkdir(parents=True, exist_ok=True)
     if plan != before:
-        write_json(out / FILE, plan.model_dump(mode="json"))
+        write_plan(plan, out)
     return plan
+
+
+def write_plan(plan: Plan, out: Path) -> None:
+    write_json(out / FILE, plan.model_dump(mode="json"))
 
 
 def read_plan(out: Path) -> Plan:
@@ -111,7 +124,7 @@ def read_plan(out: Path) -> Plan:
 
 def _extend(before: Plan, now: Plan, out: Path) -> Plan:
     old, new = (plan.model_dump(mode="json") for plan in (before, now))
-    fixed = ("recipe", "data_dependent_model_config", "match", "split", "tokens", "looks", "task_lengths")
+    fixed = ("recipe", "data_dependent_model_config", "match", "split", "tokens", "looks", "task_lengths", "tune")
     changed = [name for part in fixed for name in differences(old[part], new[part], f"{part}.")]
     variants = {variant["label"]: variant for variant in old["variants"]}
     for variant in new["variants"]:

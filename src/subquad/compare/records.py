@@ -11,6 +11,30 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
 
 
+# ---------------------------------------------------------------------- tuning
+
+
+class TuningTrial(Record):
+    """One training of a search. stopped: it was among the worse ones at a validation; failed: with the reason."""
+
+    settings: dict[str, Any] = Field(description="what was tried, by the names of options")
+    status: Literal["done", "stopped", "failed"]
+    value: float | None = Field(None, description="the best validation")
+    updates: int = Field(0, ge=0)
+    reason: str | None = None
+
+
+class Tuning(Record):
+    """The search for the settings of one mechanism."""
+
+    mechanism: str
+    metric: str = Field(description="of the validations")
+    better: Literal["higher", "lower"]
+    trials: list[TuningTrial]
+    chosen: dict[str, Any] = Field(description="the settings of the best trial; none if no trial came to its end")
+    edges: list[str] = Field(default_factory=list, description="settings whose best value is the last that was tried")
+
+
 # ---------------------------------------------------------------------- trials
 
 

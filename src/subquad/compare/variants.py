@@ -41,8 +41,16 @@ class Variant(Options):
         default_factory=dict, description="changes to the recipe, by dotted names such as schedule.lr"
     )
     model: dict[str, Any] = Field(description="the recipe's section `model` with it, and with the settings of `model`")
+    widths: dict[str, int] = Field(
+        default_factory=dict, description="of feed-forward networks in `model`, which match the baseline's parameters"
+    )
     remarks: tuple[str, ...] = Field((), description="where it is not used, and why")
     trained: bool = Field(True, description="false: only finished runs of it are used")
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Everything in which its recipe differs from the comparison's, besides the mechanism."""
+        return {**self.options, **self.settings, **self.widths}
 
     @property
     def slug(self) -> str:

@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from subquad.config import Options
+from subquad.config import Options, Tunable
 from subquad.kernels import dispatch
 from subquad.kernels.precision import is_autocast
 from subquad.mixers.layout import Layout, Padding, padding_tensor, zero_padding
@@ -105,6 +105,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The options of the publication by data set, such as {"imagenet": {"window": 7}}; `subquad compare --mixers
     NAME:SET` takes them. A name with a dot is a setting of the recipe that belongs to them."""
+
+    tuned: ClassVar[Mapping[str, Tunable]] = {}
+    """The options that `subquad compare --tune` searches, with what it may try for each. A name with a dot is a setting
+    of the recipe."""
 
     max_step: int | None = None
     """Longest chunk that `step` takes at once; the base class splits longer ones. None: any."""

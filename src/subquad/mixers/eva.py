@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.config import Scale
 from subquad.kernels import tracing
 from subquad.kernels.chunk_values import chunk_values, gathered_chunk_values
 from subquad.kernels.masking import keep
@@ -111,6 +112,7 @@ class EVAState(WindowState):
 @register("eva")
 class EVA(WindowMixer[EVAConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries", averages=True)
+    tuned: ClassVar = {"window": Scale(0.5, 2), "chunk_size": Scale(0.5, 2), "landmarks": Scale(0.5, 2)}
     state_type = EVAState
     published: ClassVar = {
         "imagenet": {"window": 7, "landmarks": 49, "adaptive": "norm", "dims": 2, "relative": "table"},

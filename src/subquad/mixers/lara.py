@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.config import Choices
 from subquad.kernels import tracing
 from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.masking import keep
@@ -77,6 +78,7 @@ class Sampling(NamedTuple):
 @register("lara")
 class LARA(AttentionMixer[LARAConfig]):
     capabilities = Capabilities(causal=False, cross=False, grid=True, state="none", averages=True)
+    tuned: ClassVar = {"landmarks": Choices((16, 25, 49, 64))}
     published: ClassVar = {
         "imagenet": {"landmarks": 49, "proposal": "pool", "landmark_mixing": "keys", "weights": "opt", "alpha": 2.0},
         "wmt14": {"landmarks": 16, "proposal": "adaptive", "weights": "opt"},

@@ -14,12 +14,13 @@ project-first their equation; the two differ in the biases only.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.config import Scale
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
@@ -61,6 +62,7 @@ class LinformerContext(CrossState):
 @register("linformer")
 class Linformer(SoftmaxHeads[LinformerConfig]):
     capabilities = Capabilities(causal=False, cross=True, grid=False, state="none (cross: projected context)")
+    tuned: ClassVar = {"proj_k": Scale(0.5, 2)}
     context_type = LinformerContext
     examples = (
         {},

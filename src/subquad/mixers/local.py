@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from subquad.config import Scale
 from subquad.kernels.window_attention import window_attention
 from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
@@ -33,6 +34,7 @@ class LocalConfig(WindowConfig):
 @register("local")
 class Local(WindowMixer[LocalConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="one window, O(1)", averages=True)
+    tuned: ClassVar = {"window": Scale(0.5, 2)}
     state_type = WindowState
     published: ClassVar = {"imagenet": {"window": 7, "dims": 2, "relative": "table"}}
     examples = (

@@ -26,6 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.config import Scale
 from subquad.kernels import tracing
 from subquad.kernels.feature_attention import feature_attention, feature_scores
 from subquad.kernels.feature_attention.reference import Sums, read_sums, sum_keys
@@ -98,6 +99,7 @@ class PerformerContext(CrossState):
 @register("performer")
 class Performer(AttentionMixer[PerformerConfig]):
     capabilities = Capabilities(causal=True, cross=True, grid=False, state="sums, O(1)", averages=True)
+    tuned: ClassVar = {"features": Scale(0.5, 2)}
     state_type, context_type = PerformerState, PerformerContext
     published: ClassVar = {"imagenet": {"feature_map": "favorp", "features": 64}}
     examples = (

@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.config import Choices, Scale
 from subquad.kernels.dropout import dropout
 from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.mixers.attention import init_xavier
@@ -78,6 +79,7 @@ class PrimalScores(NamedTuple):
 @register("primal")
 class Primal(Mixer[PrimalConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=False, state="running sums, O(1)")
+    tuned: ClassVar = {"rank": Scale(0.5, 2), "train.aux_weight": Choices((0.0, 1e-4, 1e-2))}
     state_type = PrimalState
     # the original adds 0.1 times the regulariser to the summed loss of 2,048 tokens; ours counts for each token
     published: ClassVar = {"wikitext103": {"rank": 30, "train.aux_weight": 0.1 / 2048}}

@@ -15,12 +15,13 @@ of the efficient-attention library.
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.config import Scale
 from subquad.kernels.masking import keep
 from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.kernels.window_attention.reference import in_windows, merge_windows, window_logits
@@ -42,6 +43,7 @@ class ScatterBrainConfig(WindowConfig):
 @register("scatterbrain")
 class ScatterBrain(WindowMixer[ScatterBrainConfig]):
     capabilities = Capabilities(causal=False, cross=False, grid=True, state="none", averages=True)
+    tuned: ClassVar = {"window": Scale(0.5, 2), "features": Scale(0.5, 2)}
     examples = (
         {"window": 4, "features": 8},
         {"window": 3, "features": 6, "overlap": True, "relative": "table"},

@@ -8,13 +8,14 @@ says so.
 """
 
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.config import Choices
 from subquad.kernels import tracing
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.kernels.dropout import dropout
@@ -87,6 +88,7 @@ class ShortConvMixer(Mixer[ShortConvConfigT]):
     """The block; a mechanism says where the taps come from."""
 
     state_type = ShortConvState
+    tuned: ClassVar = {"kernel_size": Choices((7, 15, 31, 63))}
 
     def setup(self) -> None:
         config = self.config

@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from subquad.config import Options, nearest
+from subquad.config import Options, Tunable, nearest
 from subquad.data import builtin
 from subquad.data.batches import Budget
 from subquad.data.text.prepare import ReportProgress
@@ -152,6 +152,9 @@ class Task(ABC):
     better: ClassVar[Literal["higher", "lower"]] = "lower"
     """Which values of `metric` are better."""
     main_metric: ClassVar[MainMetric]
+    tuned: ClassVar[Mapping[str, Tunable]] = {}
+    """Settings of the recipe, by dotted names, that tuning searches besides those of every task: the learning rate and
+    the weight decay. A star stands for every stack of the model."""
     decodes: ClassVar[bool] = False
     """Whether its models write text: then there is a `decoding_workload`."""
     evaluation_passes: ClassVar[int] = 1

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.config import Choices
 from subquad.data.batches import Batch, Budget, collate_pairs, to_device
 from subquad.data.blocks import Lines
 from subquad.data.text.prepare import ReportProgress
@@ -85,6 +86,7 @@ class TranslationTask(TextTask):
     Data = TranslationData
     model_kinds = ("encoder-decoder",)
     main_metric = MainMetric("bleu", "BLEU", "higher", bleu_score, margin=0.5)
+    tuned: ClassVar = {"model.*.norm": Choices(("pre", "post"))}  # short trainings with post-norm may learn nothing
     decodes = True
     evaluation_passes = 2
 

@@ -42,7 +42,7 @@ from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkp
 from subquad.train.distributed import ALONE, Workers, join, leave
 from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
 from subquad.train.trackers import build_trackers
-from subquad.train.trainer import Trainer
+from subquad.train.trainer import EndsEarly, Trainer
 
 RECIPE, DATA = "recipe.yaml", "data"
 IMPORTED, METRICS = "imported.json", "metrics.jsonl"
@@ -70,10 +70,17 @@ def distributed_workers() -> Iterator[Workers]:
         leave()
 
 
-def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | None = None) -> None:
+def train_run(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    quiet: bool = False,
+    note: str | None = None,
+    ends_early: EndsEarly | None = None,
+) -> None:
     """Trains to the end of the recipe, in a new run directory or on from the last checkpoint of an existing one.
 
-    quiet: print nothing. note: what to print first.
+    quiet: print nothing. note: what to print first. ends_early: asked after every validation whether to end here.
     """
     with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
         task = open_task(recipe, folder, workers)
@@ -82,7 +89,7 @@ def train_run(recipe: Recipe, folder: Path, *, quiet: bool = False, note: str | 
         with TrainingProgress(stream=stream) as progress:
             if note is not None:
                 progress.note(note)
-            trainer = Trainer(recipe, task, folder, progress, trackers, workers)
+            trainer = Trainer(recipe, task, folder, progress, trackers, workers, ends_early)
             size = f"{trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples"
             progress.note(f"{folder}: {size}")
             for split, reasons in task.skipped().items():

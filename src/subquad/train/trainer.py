@@ -13,7 +13,7 @@ holds weights, optimiser, generators and the place in the epoch, so a resumed ru
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -76,6 +76,7 @@ SEEDS_APART = 1_000_003
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 LOSS, LATE, STOP = ".loss", ".late", ".stop"  # names that no task uses
 Attempt = tuple[TensorBatch, dict[str, Tensor]]
+EndsEarly = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,13 @@ class Trainer:
         progress: TrainingProgress,
         trackers: Sequence[Tracker] = (),
         workers: Workers = ALONE,
+        ends_early: EndsEarly | None = None,
     ) -> None:
-        """workers: the processes that share every update; each takes its part of the batches."""
+        """workers: the processes that share every update; each takes its part of the batches.
+
+        ends_early: asked after every validation whether the training ends here.
+        """
+        self.ends_early, self.ended_early = ends_early, False
         self.recipe, self.task, self.run, self.progress, self.trackers = recipe, task, run, progress, trackers
         if recipe.train.accumulate % workers.world:
             raise ValueError(
@@ -288,7 +294,8 @@ class Trainer:
         """Whether a limit is reached. Nothing is exchanged: what only one process knows came with the last update."""
         config = self.recipe.train
         return (
-            (config.updates is not None and self.update >= config.updates)
+            self.ended_early
+            or (config.updates is not None and self.update >= config.updates)
             or (config.epochs is not None and self.cursor.epoch >= config.epochs)
             or (self._is_late() if self.workers.world == 1 else self.late)
             or (config.patience is not None and self.bad_validations >= config.patience)
@@ -372,6 +379,7 @@ class Trainer:
             f"update {self.update:,}: valid {format_metrics(self.metrics)}{' (best)' if improved else ''}"
         )
         self._save()
+        self.ended_early = self.ends_early is not None and self.ends_early()
         self.progress.pause()
 
     def _exchange_stop(self) -> bool:

@@ -37,7 +37,7 @@ def assemble(context: Context, title: str, command: str) -> Result:
         metric=_metric(plan, records, context.margin),
         baseline=context.baseline,
         mechanisms=[
-            Mechanism(label=v.label, mixer=v.mixer, options={**v.options, **v.settings}, floor=v.is_floor)
+            Mechanism(label=v.label, mixer=v.mixer, options=v.changes, floor=v.is_floor)
             for v in plan.variants
         ],
         recipe=plan.recipe,
