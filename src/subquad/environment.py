@@ -1,5 +1,6 @@
 """What a time or a result depends on besides the code."""
 
+import hashlib
 import os
 import platform
 from pathlib import Path
@@ -19,6 +20,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
+
+
+def machine() -> str:
+    """Returns a word that differs between machines, so that their times are not compared. It does not tell a name."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:

@@ -36,6 +36,20 @@ class InterruptionError(Exception):
         self.exit_code = TERMINATED if isinstance(cause, Terminated) else INTERRUPTED
 
 
+def end_with_parent() -> None:
+    """From now on this process ends at once when the one that started it, and holds its stdin open, is gone.
+
+    What that process was killed by, or the machine that goes on with its work, has not asked this one to end.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(TERMINATED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def raise_terminated(*_: object) -> None:
     raise Terminated
 

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 
 from subquad.compare import measure
+from subquad.compare.executors.base import Executor, Local, Piece
 from subquad.compare.floors import compute_floors, floors_are_open, stored_floors
 from subquad.compare.locks import wait_for_lock
 from subquad.compare.matching import Match, match_parameters
 from subquad.compare.measure.base import Context, Margin, Measurement, Step
 from subquad.compare.measure.cache import open_steps, run_step, start_worker
 from subquad.compare.plan import Plan, TrialName, open_plan, read_plan
-from subquad.compare.records import Trial
 from subquad.compare.report.assemble import assemble
 from subquad.compare.report.result import Result
 from subquad.compare.statistics.times import LOOKS
-from subquad.compare.trials import Trials
+from subquad.compare.trials import TrialPiece, Trials
 from subquad.compare.variants import Variant, add_finished_runs, add_floor, build_variants
 from subquad.models import build_from_config
 from subquad.tasks import Task
@@ -184,16 +184,28 @@ class Comparison:
             )
         )
 
-    def run(self, on_progress: OnProgress = lambda *_: None, shard: Shard = EVERYTHING) -> None:
-        """Computes everything that is not computed yet, or one shard of it."""
+    def run(
+        self,
+        on_progress: OnProgress = lambda *_: None,
+        shard: Shard = EVERYTHING,
+        executor: Executor | None = None,
+    ) -> None:
+        """Computes everything that is not computed yet, or one shard of it.
+
+        executor: what trials run on; by default it is this process. Measurements are always made here.
+        """
         progress = _Progress(on_progress, self.step_count(shard))
 
-        def finished(name: TrialName, trial: Trial) -> None:
-            progress.step(f"{name}: {trial.status}{f' ({trial.reason})' if trial.reason else ''}")
+        def finished(piece: Piece) -> None:
+            stored = self.trials.stored(names[piece])
+            assert stored is not None, f"{piece.name} left no record"
+            trial = stored.trial
+            progress.step(f"{piece.name}: {trial.status}{f' ({trial.reason})' if trial.reason else ''}")
 
         if shard.number == 1:
             self._compute_floors(progress)
-        self.trials.run_open(shard.trials(self.plan.trials()), self.retry, progress.note, finished)
+        names: dict[Piece, TrialName] = {TrialPiece(name, self.retry): name for name in self.open_trials(shard)}
+        (executor or Local()).run(self.out, list(names), finished, progress.note)
         with (
             wait_for_lock(self.out, "measurements", progress.note),  # on one machine, one after the other
             closing(start_worker(self.out)) as worker,

@@ -2,9 +2,11 @@
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +27,8 @@ INTERRUPTIONS = {
 PATIENCE = 120.0
 """Seconds that an interrupted process has to end by itself, so that a training can save."""
 KEPT_LINES = 20
+LISTEN_SECONDS = 0.5
+"""How long an interruption may have to wait while a process prints nothing."""
 
 
 class Ended(NamedTuple):
@@ -51,14 +55,16 @@ def _describe_signal(code: int) -> str:
 def run_module(module: str, arguments: Sequence[str], log_file: Path, log: Log) -> Ended:
     """Runs `python -m MODULE ARGUMENTS`; its output is appended to `log_file` and passed to `log`, line by line.
 
-    A process that was interrupted interrupts the one that started it.
+    A process that was interrupted interrupts the one that started it. Its stdin is open as long as the one that
+    started it lives (`processes.end_with_parent`).
     """
     last: deque[str] = deque(maxlen=KEPT_LINES)
     with log_file.open("a", encoding="utf-8") as file:
-        process = _start([module, *arguments], subprocess.DEVNULL, subprocess.STDOUT)
+        process = _start([module, *arguments], subprocess.PIPE, subprocess.STDOUT)
+        output = _listen(process)
 
         def read_output() -> None:
-            for line in process.stdout or ():
+            while (line := _next_line(output)) is not None:
                 file.write(line)
                 file.flush()
                 last.append(line.rstrip())
@@ -71,9 +77,37 @@ def run_module(module: str, arguments: Sequence[str], log_file: Path, log: Log) 
             _end(process)
             read_output()  # it says what it has kept
             raise
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
     if ended.code in INTERRUPTIONS:
         raise INTERRUPTIONS[ended.code]
     return ended
+
+
+def _listen(process: "subprocess.Popen[str]") -> "queue.SimpleQueue[str | None]":
+    """The lines that a process prints, and None after the last.
+
+    A thread reads them: where one thread interrupts another, as Ray does, a read that waits is not ended by it.
+    """
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def _next_line(lines: "queue.SimpleQueue[str | None]") -> str | None:
+    while True:
+        with suppress(queue.Empty):
+            line = lines.get(timeout=LISTEN_SECONDS)
+            if line is None:
+                lines.put(None)  # for whoever asks again
+            return line
 
 
 class Answer(NamedTuple):

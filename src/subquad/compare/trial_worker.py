@@ -3,19 +3,22 @@
 OUT is the folder of the comparison, whose plan says what the trial is.
 """
 
+import signal
 import sys
 from pathlib import Path
 
 from subquad.allocator import set_up_command
 from subquad.compare.plan import TrialName, read_plan
 from subquad.compare.trials import EVALUATION, Trials
-from subquad.processes import run_main
+from subquad.processes import end_with_parent, run_main
 from subquad.train.recipe import Recipe
 from subquad.train.run import evaluate_to_file, train_run
 
 
 def main() -> None:
     set_up_command()  # as every command of subquad does: times of another allocator would be others
+    end_with_parent()  # a killed comparison, or a lost worker, must not go on training beside the one that takes over
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, which submitit reads: it ends us if it has to
     action, out, label, seed = sys.argv[1:]
     plan, name = read_plan(Path(out)), TrialName(label, int(seed))
     trials = Trials(Path(out), plan)

@@ -2,6 +2,7 @@
 
     OUT/trials/eva-seed1/       a run directory like any other, and beside its files
         log.txt                 what the processes printed
+        processes.json          the memory that training took, and on which machines
         evaluation.json         the metrics, with the statistics of every sample beside it
         trial.json              the record; written last, and not again once it says "done"
 
@@ -11,18 +12,19 @@ of their own (`trial_worker`).
 
 import json
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors.numpy import load_file
 
-from subquad.compare.locks import POLL_INTERVAL, lock_path, try_lock
-from subquad.compare.plan import Plan, TrialName
+from subquad.compare.executors.base import Piece
+from subquad.compare.plan import Plan, TrialName, read_plan
 from subquad.compare.records import EpochCost, SampleCovariance, Trial
 from subquad.compare.run_summary import data_order, describe_run, epoch_cost, read_scores
 from subquad.compare.subprocesses import Log, run_module
+from subquad.environment import machine
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.report import samples_path
 from subquad.evaluate.significance import score_covariance
@@ -30,7 +32,7 @@ from subquad.files import read_metadata, write_json
 
 WORKER = "subquad.compare.trial_worker"
 FILE, FORMAT = "trial.json", "subquad-trial-1"
-LOG, EVALUATION, PEAK = "log.txt", "evaluation.json", "peak.json"
+LOG, EVALUATION, PROCESSES = "log.txt", "evaluation.json", "processes.json"
 
 
 class StoredTrial(NamedTuple):
@@ -38,6 +40,13 @@ class StoredTrial(NamedTuple):
 
     trial: Trial
     epoch: EpochCost | None
+
+
+class TrainingProcesses(NamedTuple):
+    """The content of processes.json, of all processes that a training took. machines: see `environment.machine`."""
+
+    peak_bytes: int
+    machines: list[str]
 
 
 class Trials:
@@ -81,27 +90,11 @@ class Trials:
 
     def open(self, names: Sequence[TrialName], retry: bool) -> list[TrialName]:
         """Those that are not computed yet. retry: failed ones count as such."""
-        return [name for name in names if not self._has_ended(name, retry)]
+        return [name for name in names if self.is_open(name, retry)]
 
-    def run_open(
-        self, names: Sequence[TrialName], retry: bool, log: Log, finished: Callable[[TrialName, Trial], None]
-    ) -> None:
-        """Computes what is open, and waits for what another process computes. finished: called after every trial."""
-        waiting, tried = self.open(names, retry), set[TrialName]()
-        while waiting:
-            for name in waiting:
-                with try_lock(lock_path(self.out, f"{name.label}-{name.seed}")) as acquired:
-                    if acquired and not self._has_ended(name, retry):
-                        tried.add(name)
-                        finished(name, self.run(name, lambda line, name=name: log(f"{name}: {line}")))  # type: ignore[misc]
-            waiting = [name for name in self.open(waiting, retry) if name not in tried]
-            if waiting:
-                log(f"another process works on {'; '.join(map(str, waiting))}: waiting")
-                time.sleep(POLL_INTERVAL)
-
-    def _has_ended(self, name: TrialName, retry: bool) -> bool:
+    def is_open(self, name: TrialName, retry: bool) -> bool:
         stored = self.stored(name)
-        return stored is not None and (stored.trial.status == "done" or not retry)
+        return stored is None or (stored.trial.status != "done" and retry)
 
     def run(self, name: TrialName, log: Log) -> Trial:
         """Trains if the run is missing or unfinished, evaluates, and writes the record; a failure is recorded, too."""
@@ -114,8 +107,11 @@ class Trials:
             describe_run(trial, run)
         except ValueError as error:  # none of its checkpoints can be read, for one
             failure = failure or str(error)
-        if peak := _stored_peak(folder):
-            trial.peak_bytes = peak
+        processes = _stored_processes(folder)
+        if processes.machines:
+            trial.setting |= {"machine": ", ".join(processes.machines)}
+        if processes.peak_bytes:
+            trial.peak_bytes = processes.peak_bytes
             trial.setting |= {"memory": "resident peak of the training process"}
         if failure is None:
             trial.status = "done"
@@ -136,9 +132,12 @@ class Trials:
         shared, own = self.out / "data", folder / "data"
         if shared.exists() and not own.exists():  # tokens are made once for all trials
             own.symlink_to(os.path.relpath(shared, folder))
+        before = _stored_processes(folder)
+        processes = TrainingProcesses(before.peak_bytes, sorted({*before.machines, machine()}))
+        write_json(folder / PROCESSES, processes._asdict())
         ended = run_module(WORKER, ["train", str(self.out), name.label, str(name.seed)], folder / LOG, log)
-        peak = max(_stored_peak(folder), ended.peak_bytes or 0)  # of all the processes that a run took
-        write_json(folder / PEAK, {"peak_bytes": peak})
+        peak = max(before.peak_bytes, ended.peak_bytes or 0)
+        write_json(folder / PROCESSES, processes._replace(peak_bytes=peak)._asdict())
         return f"training: {ended.reason}" if ended.code else None
 
     def _evaluate(self, name: TrialName, log: Log) -> str | None:
@@ -170,6 +169,31 @@ class Trials:
         return SampleCovariance(trials=list(measures), values=values.tolist(), samples=count)
 
 
-def _stored_peak(folder: Path) -> int:
-    path = folder / PEAK
-    return json.loads(path.read_text())["peak_bytes"] if path.exists() else 0
+def _stored_processes(folder: Path) -> TrainingProcesses:
+    path = folder / PROCESSES
+    return TrainingProcesses(**json.loads(path.read_text())) if path.exists() else TrainingProcesses(0, [])
+
+
+@dataclass(frozen=True)
+class TrialPiece(Piece):
+    """A trial as a piece of work. retry: whether it is done again if it failed."""
+
+    trial: TrialName
+    retry: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.trial)
+
+    def is_open(self, out: Path) -> bool:
+        return _trials(out).is_open(self.trial, self.retry)
+
+    def execute(self, out: Path, log: Log) -> None:
+        _trials(out).run(self.trial, log)
+
+    def log_file(self, out: Path) -> Path:
+        return _trials(out).folder(self.trial) / LOG
+
+
+def _trials(out: Path) -> Trials:
+    return Trials(out, read_plan(out))
