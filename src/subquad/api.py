@@ -21,6 +21,8 @@ from typing import Any
 
 from subquad.compare import Comparison, Result
 from subquad.compare.comparison import LENGTHS, MAX_SECONDS, SEEDS, TOKENS
+from subquad.compare.executors import build_executor
+from subquad.compare.executors.base import Executor
 from subquad.compare.matching import Match
 from subquad.compare.statistics.times import LOOKS
 from subquad.evaluate.report import EvaluationReport
@@ -286,6 +288,8 @@ def compare(
     max_seconds: float = MAX_SECONDS,
     retry: bool = False,
     floors: bool = True,
+    executor: str | Executor = "local",
+    executor_options: Mapping[str, Any] | None = None,
     title: str | None = None,
     command: str = "",
     **sections: Any,
@@ -303,7 +307,8 @@ def compare(
     `tokens` tokens; a mechanism whose pass took longer than `max_seconds` is not tried at longer ones. rounds: after
     how many rounds times are looked at. margin: a difference in quality that makes no practical difference, such as 0.5
     or "2%". retry: try trainings that failed once more. floors: compare with simple models of the data and a model
-    without mixing. title, command: what the page is called, and how it says that it was made.
+    without mixing. executor: where trainings run, "local", "ray" or "slurm", or an executor of your own;
+    executor_options: such as {"cpus": 2, "gpus": 1}. title, command: what the page is called, and how it says that it was made.
 
     >>> import subquad
     >>> small = {"train": {"updates": 60}, "model": {"dim": 16}, "floors": False}
@@ -314,6 +319,7 @@ def compare(
     name = Path(recipe).stem if isinstance(recipe, str | Path) else None
     if out is None and name is None:
         raise ValueError("a recipe that is no file has no name: say where the comparison goes, with out=FOLDER")
+    engine = build_executor(executor, executor_options) if isinstance(executor, str) else executor
     comparison = Comparison.create(
         read_recipe(recipe, [sections]),
         Path(out) if out is not None else Path("runs") / f"compare-{name}",
@@ -333,5 +339,5 @@ def compare(
         floors=floors,
     )
     with Progress(stream=io.StringIO() if quiet else None) as progress:
-        comparison.run(progress.report)
+        comparison.run(progress.report, executor=engine)
     return comparison.write_report(title or name or "Comparison", command)

@@ -16,6 +16,7 @@ from subquad.progress import Progress
 if TYPE_CHECKING:
     from subquad.compare import Comparison, Result
     from subquad.compare.comparison import Shard
+    from subquad.compare.executors.base import Executor
     from subquad.compare.matching import Match
     from subquad.train.recipe import Recipe
 
@@ -107,6 +108,21 @@ def compare(
     merge: Annotated[
         bool, typer.Option("--merge", help="Compute nothing, and make the result of what is there.")
     ] = False,
+    executor: Annotated[
+        str,
+        typer.Option(
+            help="Where trainings run: `local` is one after the other in this process, `ray` and `slurm` are as many "
+            "at once as a cluster has room for."
+        ),
+    ] = "local",
+    executor_options: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=VALUE,...",
+            help="Options of ray and slurm: cpus, gpus, memory (in gigabytes) and retries of a training, the address "
+            "of a Ray cluster, the partition and time (in minutes) of Slurm.",
+        ),
+    ] = "",
     retry: Annotated[bool, typer.Option("--retry", help="Try trainings that failed once more.")] = False,
     floors: Annotated[
         bool,
@@ -131,10 +147,11 @@ def compare(
     subquad compare recipes/small/phrases.yaml --mixers eva --mixers 'hybrid=eva*1,softmax' --set eva.schedule.lr=1e-3
     subquad compare recipes/small/phrases.yaml --mixers lightconv,lara --dry-run
     subquad compare recipes/small/digits.yaml --run runs/a --run b=runs/b --baseline a --lengths ""
+    subquad compare recipes/small/digits.yaml --mixers linear --executor ray --executor-options cpus=2
     subquad compare recipes/small/digits.yaml --mixers linear --shard 1/2 --out /shared/digits
     subquad compare recipes/small/digits.yaml --merge --out /shared/digits
     """
-    wanted = parse_shard(shard)
+    wanted, engine = parse_shard(shard), parse_executor(executor, executor_options)
     out = out or Path("runs") / f"compare-{recipe.stem}"
     from subquad.compare import Comparison
     from subquad.train.recipe import read_recipe
@@ -169,7 +186,7 @@ def compare(
             max_seconds=max_seconds,
             retry=retry,
         )
-        run_comparison(comparison, wanted)
+        run_comparison(comparison, wanted, engine)
     if shard is None:
         command = _full_command(recipe, changes or [], mixers or [], set_ or [], run or [], comparison)
         show_result(comparison.write_report(recipe.stem, command), out)
@@ -199,13 +216,15 @@ def _full_command(
     return shlex.join([*words, *(word for module in plugins() for word in ("--plugin", module))])
 
 
-def run_comparison(comparison: "Comparison", shard: "Shard | None" = None) -> None:
+def run_comparison(
+    comparison: "Comparison", shard: "Shard | None" = None, executor: "Executor | None" = None
+) -> None:
     """Computes what is not computed yet and shows how it goes on; Ctrl-C and the end of a job's time end it cleanly."""
     from subquad.compare.comparison import EVERYTHING
 
     with interruptible(), Progress() as progress:
         try:
-            comparison.run(progress.report, shard or EVERYTHING)
+            comparison.run(progress.report, shard or EVERYTHING, executor)
         except KeyboardInterrupt as error:
             raise type(error)("what was computed and trained is kept, and the same command goes on from it") from None
 
@@ -251,6 +270,19 @@ def parse_match(text: str) -> "Match":
     if text not in known:
         raise ValueError(f"--match {text}: choose {' or '.join(known)}{nearest(text, known)}")
     return cast("Match", text)
+
+
+def parse_executor(name: str, options: str) -> "Executor":
+    """ "ray", "cpus=2,gpus=1": the executor with these options."""
+    from subquad.compare.executors import build_executor
+
+    given = {}
+    for word in split_words(options):
+        option, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"--executor-options {word}: write NAME=VALUE, such as cpus=2,gpus=1")
+        given[option.strip()] = value.strip()
+    return build_executor(name, given)
 
 
 def parse_seeds(text: str) -> int | list[int]:

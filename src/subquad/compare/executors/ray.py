@@ -17,12 +17,15 @@ from subquad.compare.executors.cluster import Cluster, Job, Outcome
 from subquad.compare.subprocesses import PATIENCE
 from subquad.packages import require
 
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Environment variables: nothing is reported to anybody; and Ray does not warn that it will change."""
 OBJECT_STORE_BYTES = 100 << 20
 """Of a Ray that is started here: jobs and outcomes are a few hundred bytes."""
-LOCAL_SETTINGS = {
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""With this setting Ray uses the address 127.0.0.1 on every system, not only on those it is named after."""
+LOCAL_SETTINGS: dict[str, Any] = {
     "include_dashboard": False,
     "object_store_memory": OBJECT_STORE_BYTES,
-    "_node_ip_address": "127.0.0.1",
     # Ray would end a worker when memory gets short, and try again without an end. A training that the system ends is a
     # failed one, as without Ray.
     "_system_config": {"memory_monitor_refresh_ms": 0},
@@ -45,13 +48,13 @@ class Ray(Cluster[Any]):
         )
 
     def start(self, out: Path) -> None:  # noqa: ARG002
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of its future
+        address = self.options.address or os.environ.get("RAY_ADDRESS")
+        for name, value in {**SETTINGS, **({} if address else LOOPBACK)}.items():
+            os.environ.setdefault(name, value)  # before Ray is imported
         self.ray = require("ray", "the executor ray", "cluster")
         self.owns = not self.ray.is_initialized()
         if not self.owns:  # the program that calls us has connected
             return
-        address = self.options.address or os.environ.get("RAY_ADDRESS")
         local = {} if address else LOCAL_SETTINGS
         with _own_handlers():
             try:

@@ -17,6 +17,8 @@ from subquad.compare.subprocesses import PATIENCE
 from subquad.packages import require
 
 FOLDER = "slurm"
+RULE = "-" * 22
+"""Submitit writes such a line before and after the trace of an error."""
 LOOK_INTERVAL = 0.5
 """Seconds between two looks for results."""
 
@@ -39,7 +41,6 @@ class Slurm(Cluster[Any]):
     def start(self, out: Path) -> None:
         options = self.options
         submitit = require("submitit", "the executor slurm", "cluster")
-        self.uncompleted = submitit.core.utils.UncompletedJobError
         self.failed = submitit.core.utils.FailedJobError
         try:
             self.executor = submitit.AutoExecutor(
@@ -74,7 +75,7 @@ class Slurm(Cluster[Any]):
         if error is None:
             return handle.result()
         if isinstance(error, self.failed):  # before our own code ran, such as a package that is missing there
-            return Outcome(error=str(error).strip().rpartition("\n")[2])
+            return Outcome(error=str(error).split(RULE)[1].strip().rpartition("\n")[2])
         return Outcome(lost=f"job {handle.job_id} of Slurm: {handle.state.lower()}")
 
     def cancel(self, handles: Sequence[Any]) -> None:
