@@ -288,6 +288,7 @@ def compare(
     max_seconds: float = MAX_SECONDS,
     retry: bool = False,
     floors: bool = True,
+    tune: int = 0,
     executor: str | Executor = "local",
     executor_options: Mapping[str, Any] | None = None,
     title: str | None = None,
@@ -307,8 +308,10 @@ def compare(
     `tokens` tokens; a mechanism whose pass took longer than `max_seconds` is not tried at longer ones. rounds: after
     how many rounds times are looked at. margin: a difference in quality that makes no practical difference, such as 0.5
     or "2%". retry: try trainings that failed once more. floors: compare with simple models of the data and a model
-    without mixing. executor: where trainings run, "local", "ray" or "slurm", or an executor of your own;
-    executor_options: such as {"cpus": 2, "gpus": 1}. title, command: what the page is called, and how it says that it was made.
+    without mixing. tune: how many trials each mechanism gets to find its settings with, before the best ones are
+    trained with all seeds. executor: where trainings run, "local", "ray" or "slurm", or an executor of your own;
+    executor_options: such as {"cpus": 2, "gpus": 1}. title, command: what the page is called, and how it says that it
+    was made.
 
     >>> import subquad
     >>> small = {"train": {"updates": 60}, "model": {"dim": 16}, "floors": False}
@@ -337,6 +340,7 @@ def compare(
         max_seconds=max_seconds,
         retry=retry,
         floors=floors,
+        tune=tune,
     )
     with Progress(stream=io.StringIO() if quiet else None) as progress:
         comparison.run(progress.report, executor=engine)

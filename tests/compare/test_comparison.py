@@ -342,3 +342,25 @@ def test_an_interrupted_comparison_goes_on(number: int, code: int, tmp_path: Pat
     seconds = [point.seconds for point in trial.curve]
     assert seconds == sorted(seconds, key=float)  # type: ignore[arg-type]
     assert os.path.relpath(out / str(trial.run), out) == "trials/softmax-seed1"
+
+
+# ---------------------------------------------------------------------- tuned
+
+
+def test_tuned_mechanisms_are_trained_with_what_was_found(tmp_path: Path) -> None:
+    pytest.importorskip("optuna", reason="tuning needs the extra tune")
+    out = tmp_path / "out"
+    tuned = {"mixers": ["--mixers", "local", "--no-floors"], "measured": ["--lengths", ""]}
+    assert compared(out, "--tune", "2", **tuned) == 0
+    result = read_result(out / "result.json")
+    assert [(search.mechanism, len(search.trials)) for search in result.tuning] == [("softmax", 2), ("local", 2)]
+    for search, mechanism in zip(result.tuning, result.mechanisms, strict=True):
+        assert search.trials[0].settings["schedule.lr"] == 2e-3, "the recipe's own settings come first"
+        assert mechanism.options["schedule.lr"] == search.chosen["schedule.lr"]
+        recipe = (out / "trials" / f"{search.mechanism}-seed1" / "recipe.yaml").read_text()
+        assert f"lr: {search.chosen['schedule.lr']}" in recipe
+    assert not list(out.glob("tuning/*/checkpoints")), "weights of a search are of no use"
+    before = times_of(out)
+    assert compared(out, "--tune", "2", **tuned) == 0
+    assert times_of(out) == before, "nothing is computed twice"
+    assert compared(out, "--tune", "3", **tuned) == 1, "another search is another comparison"

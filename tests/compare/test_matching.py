@@ -30,34 +30,34 @@ def test_widths_make_up_for_what_a_mechanism_has_more_or_less() -> None:
     variants, shares = matched(IMAGES, mixers, {"short": {"max_length": 16, "proj_k": 4}})
     softmax, dynamicconv, lightconv, local, linformer, short = variants
     assert shares[:4] + shares[5:] == pytest.approx([1] * 5, abs=TOLERANCE)
-    assert dynamicconv.settings == {WIDTH: 80}, "a multiple of 8"
+    assert dynamicconv.widths == {WIDTH: 80}, "a multiple of 8"
     assert dynamicconv.model["encoder"]["ffn_dim"] == 80
-    assert lightconv.settings == {WIDTH: 144}
-    assert softmax.settings == local.settings == short.settings == {}, "what is equal enough stays"
-    assert (linformer.settings, shares[4] > 5) == ({}, True), "no width makes up for its tables"
+    assert lightconv.widths == {WIDTH: 144}
+    assert softmax.widths == local.widths == short.widths == {}, "what is equal enough stays"
+    assert (linformer.widths, shares[4] > 5) == ({}, True), "no width makes up for its tables"
 
 
 def test_a_width_that_multiples_of_8_miss_is_matched_exactly() -> None:
     stack = {"layers": 2, "heads": 2, "ffn_dim": 16}
     narrow = recipe({"preset": "vision_small", "dim": 8, "positions": False, "encoder": stack}, "image-classification")
     (_, variant), shares = matched(narrow, ["dynamicconv"], {"dynamicconv": {"kernel_size": 15}})
-    assert variant.settings[WIDTH] % 8
+    assert variant.widths[WIDTH] % 8
     assert shares[1] == pytest.approx(1, abs=TOLERANCE)
 
 
 def test_only_stacks_with_another_mechanism_change() -> None:
     given = recipe({"preset": "translation_small", "dim": 32, "source_vocab": 50, "target_vocab": 50, "encoder": STACK})
     (_, lara), shares = matched(given, ["lara"], {"lara": {"model.encoder.layers": 3}})
-    assert set(lara.settings) == {"model.encoder.layers", WIDTH}, "the decoder has the baseline's"
+    assert set(lara.changes) == {"model.encoder.layers", WIDTH}, "the decoder has the baseline's"
     assert shares[1] == pytest.approx(1, abs=TOLERANCE)
 
 
 def test_what_was_set_and_the_recipes_own_model_stay() -> None:
     (_, own, conv), _ = matched(IMAGES, ["own=recipe", "dynamicconv"], {"dynamicconv": {WIDTH: 100}})
-    assert own.settings == {}
-    assert conv.settings == {WIDTH: 100}
+    assert own.changes == {}
+    assert conv.changes == {WIDTH: 100}
     (_, eva), _ = matched(PYRAMID, ["lightconv"])
-    assert eva.settings == {}, "stages of a pyramid"
+    assert eva.changes == {}, "stages of a pyramid"
 
 
 def test_a_dry_run_counts_parameters_and_trials() -> None:

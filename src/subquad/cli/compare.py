@@ -59,6 +59,15 @@ def compare(
             "nothing about mechanisms: two seeds of one mechanism differ as well."
         ),
     ] = "3",
+    tune: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="TRIALS",
+            help="How many trials each mechanism, the baseline included, gets to find its learning rate, weight decay "
+            "and own options, on the validation data. The best settings are then trained with all seeds.",
+        ),
+    ] = 0,
     match: Annotated[
         str,
         typer.Option(
@@ -168,6 +177,7 @@ def compare(
             "seeds": parse_seeds(seeds),
             "match": parse_match(match),
             "floors": floors,
+            "tune": tune,
         }
         if dry_run:
             show_dry_run(given, names, what)
@@ -213,12 +223,11 @@ def _full_command(
     words += ["--lengths", ",".join(map(str, plan.lengths))]
     words += ["--tokens", str(plan.tokens), "--rounds", ",".join(map(str, plan.looks))]
     words += [] if plan.floors else ["--no-floors"]
+    words += ["--tune", str(plan.tune)] if plan.tune else []
     return shlex.join([*words, *(word for module in plugins() for word in ("--plugin", module))])
 
 
-def run_comparison(
-    comparison: "Comparison", shard: "Shard | None" = None, executor: "Executor | None" = None
-) -> None:
+def run_comparison(comparison: "Comparison", shard: "Shard | None" = None, executor: "Executor | None" = None) -> None:
     """Computes what is not computed yet and shows how it goes on; Ctrl-C and the end of a job's time end it cleanly."""
     from subquad.compare.comparison import EVERYTHING
 

@@ -27,6 +27,8 @@ from subquad.compare.report.assemble import assemble
 from subquad.compare.report.result import Result
 from subquad.compare.statistics.times import LOOKS
 from subquad.compare.trials import TrialPiece, Trials
+from subquad.compare.tuning.search import check_tunable
+from subquad.compare.tuning.trials import open_pieces, tune
 from subquad.compare.variants import Variant, add_finished_runs, add_floor, build_variants
 from subquad.models import build_from_config
 from subquad.tasks import Task
@@ -82,10 +84,13 @@ class Comparison:
         if baseline not in plan.labels:
             labels = ", ".join(plan.labels)
             raise ValueError(f"the baseline {baseline!r} is none of the mechanisms that are compared: {labels}")
-        self.out, self.plan, self.baseline, self.retry = out, plan, baseline, retry
-        self.trials = Trials(out, plan)
-        stated = None if margin is None else Margin.parse(margin)
-        self.context = Context(out, plan, self.trials, baseline, max_seconds, stated)
+        self.out, self.baseline, self.retry, self.max_seconds = out, baseline, retry, max_seconds
+        self.margin = None if margin is None else Margin.parse(margin)
+        self._use(plan)
+
+    def _use(self, plan: Plan) -> None:
+        self.plan, self.trials = plan, Trials(self.out, plan)
+        self.context = Context(self.out, plan, self.trials, self.baseline, self.max_seconds, self.margin)
 
     @classmethod
     def create(
@@ -107,6 +112,7 @@ class Comparison:
         max_seconds: float = MAX_SECONDS,
         retry: bool = False,
         floors: bool = True,
+        tune: int = 0,
     ) -> Self:
         """A new comparison, or an existing one that is continued or extended.
 
@@ -130,7 +136,10 @@ class Comparison:
         retry           try trials that failed once more
         floors          what to compare all mechanisms with: simple models of the data, and a trained model without
                         mixing
+        tune            how many trials each mechanism gets to find its settings with, on the validation data
         """
+        if tune:
+            check_tunable(recipe.train)
         variants = choose_variants(recipe, mixers, options, runs, baseline)
         variants = add_floor(recipe, variants) if floors and variants else variants
         task = _prepare_data(recipe, out)
@@ -151,6 +160,7 @@ class Comparison:
             task_lengths=_task_lengths(task, recipe),
             runs=tuple(finished_runs),
             floors=floors,
+            tune=tune,
         )
         return cls(out, open_plan(plan, out), baseline, margin=margin, max_seconds=max_seconds, retry=retry)
 
@@ -177,6 +187,7 @@ class Comparison:
         floors = int(shard.number == 1 and floors_are_open(self.out, self.plan))
         return (
             floors
+            + len(open_pieces(self.plan, self.out))
             + len(trials)
             + sum(
                 len(one.steps(self.plan) if trials and one.needs_trials else open_steps(one, self.context))
@@ -204,8 +215,11 @@ class Comparison:
 
         if shard.number == 1:
             self._compute_floors(progress)
+        executor = executor or Local()
+        if self.plan.untuned:  # by all shards together: no trial can begin before
+            self._use(tune(self.out, self.plan, executor, progress.step, progress.note))
         names: dict[Piece, TrialName] = {TrialPiece(name, self.retry): name for name in self.open_trials(shard)}
-        (executor or Local()).run(self.out, list(names), finished, progress.note)
+        executor.run(self.out, list(names), finished, progress.note)
         with (
             wait_for_lock(self.out, "measurements", progress.note),  # on one machine, one after the other
             closing(start_worker(self.out)) as worker,

@@ -30,6 +30,7 @@ def plan_mechanisms(
     seeds: int | Sequence[int] = SEEDS,
     match: Match = "parameters",
     floors: bool = True,
+    tune: int = 0,  # noqa: ARG001
 ) -> list[PlannedMechanism]:
     """The mechanisms of a comparison; the arguments are those of `Comparison.create`.
 

@@ -1,6 +1,7 @@
-"""The process that trains or evaluates a trial: `python -m subquad.compare.trial_worker train|evaluate OUT LABEL SEED`.
+"""The process that trains or evaluates a trial: `python -m subquad.compare.trial_worker ACTION OUT LABEL NUMBER`.
 
-OUT is the folder of the comparison, whose plan says what the trial is.
+ACTION is train or evaluate, with a seed as the number, or tune, with the number of a trial of a search. OUT is the
+folder of the comparison, whose plan says what the trial is.
 """
 
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from subquad.allocator import set_up_command
 from subquad.compare.plan import TrialName, read_plan
 from subquad.compare.trials import EVALUATION, Trials
+from subquad.compare.tuning.trials import train_trial
 from subquad.processes import end_with_parent, run_main
 from subquad.train.recipe import Recipe
 from subquad.train.run import evaluate_to_file, train_run
@@ -19,8 +21,11 @@ def main() -> None:
     set_up_command()  # as every command of subquad does: times of another allocator would be others
     end_with_parent()  # a killed comparison, or a lost worker, must not go on training beside the one that takes over
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, which submitit reads: it ends us if it has to
-    action, out, label, seed = sys.argv[1:]
-    plan, name = read_plan(Path(out)), TrialName(label, int(seed))
+    action, out, label, number = sys.argv[1:]
+    plan, name = read_plan(Path(out)), TrialName(label, int(number))
+    if action == "tune":
+        train_trial(Path(out), plan, label, int(number))
+        return
     trials = Trials(Path(out), plan)
     if action == "train":
         train_run(Recipe.parse(str(name), plan.trial_recipe(name)), trials.folder(name))

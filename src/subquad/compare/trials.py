@@ -29,6 +29,7 @@ from subquad.evaluate.measure import Measure
 from subquad.evaluate.report import samples_path
 from subquad.evaluate.significance import score_covariance
 from subquad.files import read_metadata, write_json
+from subquad.train.run import DATA
 
 WORKER = "subquad.compare.trial_worker"
 FILE, FORMAT = "trial.json", "subquad-trial-1"
@@ -129,9 +130,7 @@ class Trials:
     def _train(self, name: TrialName, log: Log) -> str | None:
         """Why training failed, or None."""
         folder = self.folder(name)
-        shared, own = self.out / "data", folder / "data"
-        if shared.exists() and not own.exists():  # tokens are made once for all trials
-            own.symlink_to(os.path.relpath(shared, folder))
+        link_data(self.out, folder)
         before = _stored_processes(folder)
         processes = TrainingProcesses(before.peak_bytes, sorted({*before.machines, machine()}))
         write_json(folder / PROCESSES, processes._asdict())
@@ -167,6 +166,13 @@ class Trials:
         values = metric.scale**2 * score_covariance(list(measures.values()))
         count = len(next(iter(measures.values())).statistics)
         return SampleCovariance(trials=list(measures), values=values.tolist(), samples=count)
+
+
+def link_data(out: Path, folder: Path) -> None:
+    """Gives a run the tokens of the comparison `out`, which are made once for all trials."""
+    shared, own = out / DATA, folder / DATA
+    if shared.exists() and not own.exists():
+        own.symlink_to(os.path.relpath(shared, folder))
 
 
 def _stored_processes(folder: Path) -> TrainingProcesses:

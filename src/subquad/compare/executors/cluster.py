@@ -151,7 +151,9 @@ class _Leader(Generic[Handle]):
             self._submit(piece)
         else:
             kept = "the same command goes on from what is kept"
-            self.errors.append(f"{piece.name}: {self.losses[piece.name] + 1} workers were lost ({outcome.lost}); {kept}")
+            self.errors.append(
+                f"{piece.name}: {self.losses[piece.name] + 1} workers were lost ({outcome.lost}); {kept}"
+            )
 
     def _listen(self) -> None:
         """Passes on what is new: that a piece has begun, and the last lines of the logs."""

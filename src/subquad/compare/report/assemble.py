@@ -15,6 +15,7 @@ from subquad.compare.plan import Plan, TrialName
 from subquad.compare.records import EpochCost, SampleCovariance, Trial
 from subquad.compare.report.result import Mechanism, Metric, Result
 from subquad.compare.trials import Trials
+from subquad.compare.tuning.trials import searches
 from subquad.environment import environment
 
 
@@ -38,13 +39,14 @@ def assemble(context: Context, title: str, command: str) -> Result:
         baseline=context.baseline,
         mechanisms=[
             Mechanism(label=v.label, mixer=v.mixer, options=v.changes, floor=v.is_floor)
-            for v in plan.variants
+            for v in map(plan.variant, plan.labels)
         ],
         recipe=plan.recipe,
         environment={"subquad": subquad.__version__, **environment(device)},
         notes=[*(f"{remark}." for variant in plan.variants for remark in variant.remarks), *no_floors],
         task_lengths=list(plan.task_lengths),
         floors=floors,
+        tuning=searches(context.out, plan),
         trials=records,
         covariance=_covariance(trials, records, context.baseline),
         epochs=_mean_epochs(found.epoch for found in stored.values() if found is not None),

@@ -3,6 +3,7 @@
 The parts are lists that grow while the comparison runs: what is not there yet, or failed, is said so and not left out.
 
     floors          what simple models reach on the same data
+    tuning          the search for the settings of each mechanism
     trials          one training of one mechanism with one seed: scores, learning curve, cost
     covariance      how the scores of trials vary together over the choice of test samples
     epochs          time and memory of one epoch of training
@@ -17,7 +18,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 
 from subquad.compare import measure
 from subquad.compare.measure.lengths import LengthPoint, Part
-from subquad.compare.records import EpochCost, Point, Record, SampleCovariance, Trial
+from subquad.compare.records import EpochCost, Point, Record, SampleCovariance, Trial, Tuning
 from subquad.files import read_metadata, write_json
 from subquad.tasks.base import Floor
 
@@ -68,6 +69,7 @@ class Result(Record):
         default_factory=list, description="median and 95th percentile of the task's samples, in tokens"
     )
     floors: list[Floor] = Field(default_factory=list, description="simple models of the data, to compare with")
+    tuning: list[Tuning] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
     covariance: SampleCovariance | None = None
     epochs: list[EpochCost] = Field(default_factory=list)
@@ -93,7 +95,12 @@ class Result(Record):
         assert len(set(labels)) == len(labels), "labels must differ"
         keys = [(trial.mechanism, trial.seed) for trial in self.trials]
         assert len(set(keys)) == len(keys), "a mechanism has one trial for each seed"
-        used = {self.baseline, *(trial.mechanism for trial in self.trials), *(cost.mechanism for cost in self.epochs)}
+        used = {
+            self.baseline,
+            *(search.mechanism for search in self.tuning),
+            *(trial.mechanism for trial in self.trials),
+            *(cost.mechanism for cost in self.epochs),
+        }
         if self.covariance is not None:
             used |= {label for label, _ in self.covariance.trials}
             shape = {len(self.covariance.values), *map(len, self.covariance.values)}

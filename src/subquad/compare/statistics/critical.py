@@ -64,7 +64,6 @@ class Family:
             low, high = (middle, high) if self.probability(middle, count, freedom) < confidence else (low, middle)
         return (low + high) / 2
 
-
     def separate(self, count: int, freedom: float, confidence: float = CONFIDENCE) -> float:
         """The same if each difference has an estimate of its own of its standard error: Šidák's, of Student's t."""
         return t_critical(freedom, confidence ** (1 / max(1, self.differences(count))))

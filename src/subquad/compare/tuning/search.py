@@ -129,10 +129,12 @@ class Search:
 
     def stops(self, trial: "Trial", number: int) -> bool:
         """Reports the validations so far; whether the training is to be stopped."""
-        for step, value in enumerate(self._validations(number), 1):
+        values = self._validations(number)
+        for step, value in enumerate(values, 1):
             if step not in self.study.trials[trial.number].intermediate_values:
                 trial.report(value, step)
-        stops = bool(trial.should_prune())
+        # Optuna would compare trainings that have come to their end as well.
+        stops = len(values) < count_validations(self.plan.recipe["train"]) and bool(trial.should_prune())
         if stops:
             trial.set_user_attr(STOPPED, True)
         return stops
@@ -199,14 +201,18 @@ class Search:
         reason = trial.user_attrs.get(REASON)
         status = "failed" if reason is not None else "stopped" if trial.user_attrs.get(STOPPED) else "done"
         updates = max((record["update"] for record in records), default=0)
-        return TuningTrial(
-            settings=self._decoded(trial), status=status, value=best, updates=updates, reason=reason
-        )
+        return TuningTrial(settings=self._decoded(trial), status=status, value=best, updates=updates, reason=reason)
 
 
 def validation_interval(train: dict[str, Any]) -> int | None:
     """The updates between two validations of a trial; None: an epoch."""
     return None if train["updates"] is None else math.ceil(train["updates"] / VALIDATIONS)
+
+
+def count_validations(train: dict[str, Any]) -> int:
+    """The validations of a whole training."""
+    every = validation_interval(train)
+    return train["epochs"] if every is None else math.ceil(train["updates"] / every)
 
 
 def check_tunable(train: TrainConfig) -> None:
@@ -230,7 +236,7 @@ def _is_at_edge(dimension: Interval | Values, name: str, chosen: dict[str, Any],
     if isinstance(dimension, Values):
         return _are_ordered(dimension.values) and value in (dimension.values[0], dimension.values[-1]) and value != 0
     others = [each[name] for each in tried if name in each]
-    return not (any(other > value * NEXT_TRIED for other in others) and any(other < value / NEXT_TRIED for other in others))
+    return max(others) <= value * NEXT_TRIED or min(others) >= value / NEXT_TRIED
 
 
 def _are_ordered(values: tuple[Any, ...]) -> bool:

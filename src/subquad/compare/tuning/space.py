@@ -7,13 +7,12 @@ The learning rate and the weight decay are searched for every mechanism, `Task.t
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
 
 from subquad.compare.plan import Plan
-from subquad.compare.settings import change_recipe
+from subquad.compare.settings import change_recipe, read_settings
 from subquad.compare.variants import RECIPE_MODEL, Variant, variant_recipe
 from subquad.config import Choices, Scale, Tunable
 from subquad.mixers import mixer_class
@@ -89,22 +88,20 @@ class SearchSpace:
         return MODELS[options["kind"]].Config.parse(self.variant.label, options)
 
     def _own_stacks(self) -> list[str]:
-        """The stacks that the mechanism is used in."""
-        return [name for name in self.stacks if getattr(self.model, name).mixer.name == self.variant.mixer]
+        """The stacks that the mechanism is used in; a pattern of several has no options of its own."""
+        return [name for name in self.stacks if getattr(self.model, name).mixer.mechanisms == [self.variant.mixer]]
 
     def _mixer_options(self) -> Mapping[str, Tunable]:
-        """A pattern of mechanisms has no options of its own, nor has the recipe's own model."""
         if self.variant.mixer == RECIPE_MODEL or not self._own_stacks():
             return {}
         return mixer_class(self.variant.mixer).tuned
 
     def _own_value(self, recipe: Mapping[str, Any], name: str) -> Any:
         if "*" in name:
-            first, last = name.removeprefix("model.").split(".*.", 1) if ".*." in name[6:] else ("", name.split("*.")[1])
-            assert not first, f"{name}: a star stands for a stack of the model, as in model.*.norm"
-            return getattr(getattr(self.model, self.stacks[0]), last) if self.stacks else None
+            option = name.removeprefix("model.*.")
+            return getattr(getattr(self.model, self.stacks[0]), option) if self.stacks else None
         if "." in name:
-            return reduce(lambda place, part: place.get(part), name.split("."), recipe)
+            return read_settings(recipe, [name])[name]
         given = getattr(self.model, self._own_stacks()[0]).mixer.options
         return given.get(name, mixer_class(self.variant.mixer).Config.model_fields[name].default)
 

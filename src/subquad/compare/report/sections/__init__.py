@@ -16,6 +16,7 @@ from subquad.compare.report.sections import (
     recipe,
     swap,
     trials,
+    tuning,
 )
 from subquad.config import nearest
 
@@ -25,6 +26,7 @@ SECTIONS: tuple[Section, ...] = (
     pareto.SECTION,
     lengths.SECTION,
     trials.SECTION,
+    tuning.SECTION,
     swap.SECTION,
     pairs.SECTION,
     by_time.SECTION,
