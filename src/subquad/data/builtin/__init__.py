@@ -1,4 +1,4 @@
-"""Data sets that come with packages of the `demo` extra, so that nothing has to be downloaded."""
+"""Data sets that are generated or come with packages of the `demo` extra, so that nothing has to be downloaded."""
 
 from subquad.data.builtin.sets import SETS, SPLITS, BuiltinSet, load
 

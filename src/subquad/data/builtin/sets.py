@@ -1,7 +1,7 @@
 """Data sets that need no download: `load("digits")`, `load("phrases", source="en", target="fr")`, `load("speeches")`.
 
-They are read from packages of the `demo` extra, or generated from them. They are the same on every machine that has the
-same versions of these packages.
+They are read from packages of the `demo` extra, or generated from them, and are the same on every machine that has the
+same versions of these packages. `load("listops")` is generated from nothing but its options.
 """
 
 import csv
@@ -14,8 +14,10 @@ import numpy as np
 from pydantic import Field
 
 from subquad.config import Options, nearest
+from subquad.data.builtin.listops import ListOpsOptions, ListOpsSplit
 from subquad.data.images.arrays import ArrayImages
 from subquad.data.stable_rng import StableRng
+from subquad.files import digest
 from subquad.packages import require, require_folder
 
 SPLITS = ("train", "valid", "test")
@@ -26,15 +28,17 @@ LONG = 100  # characters; shorter paragraphs are salutations and similar phrases
 class BuiltinSet:
     """A data set in three splits without overlap.
 
-    A split is a list of (source, target) texts if `kind` is `pairs`, a list of lines if it is `text`, and `ArrayImages`
-    if it is `images`.
+    A split is a list of (source, target) texts if `kind` is `pairs`, a list of lines if it is `text`, samples (label,
+    text) if it is `labelled`, and `ArrayImages` if it is `images`. key: identifies the samples of a generated set
+    without generating them; None: only the samples themselves do.
     """
 
     name: str
-    kind: Literal["pairs", "text", "images"]
+    kind: Literal["pairs", "text", "labelled", "images"]
     train: Any
     valid: Any
     test: Any
+    key: str | None = None
 
     def split(self, name: str) -> Any:
         if name not in SPLITS:
@@ -54,7 +58,13 @@ class PhrasesOptions(Options):
 
 
 class DigitsOptions(Options):
-    """The digits have no options: 1,797 handwritten digits of 8×8 pixels, from scikit-learn."""
+    """Options of the digits: 1,797 handwritten digits of 8×8 pixels, from scikit-learn, as they are or enlarged."""
+
+    size: Literal[8, 16, 32] = Field(
+        8,
+        description="The side of the images in pixels. Above 8 they are enlarged by bilinear interpolation, so that "
+        "pixels as tokens (`patch_size: 1`) are sequences of 256 or 1,024.",
+    )
 
 
 class SpeechesOptions(Options):
@@ -81,15 +91,33 @@ def _load_phrases(options: PhrasesOptions) -> BuiltinSet:
     return BuiltinSet("phrases", "pairs", pairs[held_out:], pairs[: options.valid], pairs[options.valid : held_out])
 
 
-def _load_digits(_: DigitsOptions) -> BuiltinSet:
+def _load_digits(options: DigitsOptions) -> BuiltinSet:
     datasets = require("sklearn.datasets", "the data set 'digits'", "demo", package="scikit-learn")
     digits = datasets.load_digits()
-    images = (digits.images[:, None] / 16).astype(np.float32)  # (n, 1, 8, 8), 0 to 1
+    images = enlarge(digits.images[:, None] / 16, options.size).astype(np.float32)  # (n, 1, size, size), 0 to 1
     order = StableRng(0).permutation(len(images))
     indices = {"valid": order[:250], "test": order[250:500], "train": order[500:]}
     classes = [str(digit) for digit in range(10)]
     sets = {name: ArrayImages(images[own], digits.target[own], classes, "digits") for name, own in indices.items()}
     return BuiltinSet("digits", "images", **sets)
+
+
+def enlarge(images: np.ndarray, size: int) -> np.ndarray:
+    """Returns images (n, c, side, side) of size × size pixels, by bilinear interpolation between centres of pixels.
+
+    The centre of pixel i of the result is at (i + 1/2) side / size - 1/2 of the original. Beyond the outermost centres
+    the value is that of the outermost pixel.
+    """
+    side = images.shape[-1]
+    places = np.clip((np.arange(size) + 0.5) * side / size - 0.5, 0, side - 1)
+    # (side, size): what each pixel of a row contributes to each new one
+    weights = np.maximum(0, 1 - np.abs(np.arange(side)[:, None] - places))
+    return weights.T @ images @ weights
+
+
+def _load_listops(options: ListOpsOptions) -> BuiltinSet:
+    splits = {split: ListOpsSplit(options, split) for split in SPLITS}
+    return BuiltinSet("listops", "labelled", **splits, key=digest(["listops 1", options.model_dump(mode="json")]))
 
 
 def _load_speeches(options: SpeechesOptions) -> BuiltinSet:
@@ -123,6 +151,7 @@ def _addresses(path: Path) -> list[Mapping[str, str]]:
 
 SETS: dict[str, tuple[type[Options], Callable[[Any], BuiltinSet]]] = {
     "digits": (DigitsOptions, _load_digits),
+    "listops": (ListOpsOptions, _load_listops),
     "phrases": (PhrasesOptions, _load_phrases),
     "speeches": (SpeechesOptions, _load_speeches),
 }
