@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, overload
 
 from subquad.data.tokenizers import Tokenizer
-from subquad.decode.classify import ClassProbabilities, ImageClassifier
+from subquad.decode.classify import ClassProbabilities, ImageClassifier, TextLabeller
 from subquad.decode.generate import Generator
 from subquad.decode.options import DecodeOptions, SampleOptions
 from subquad.decode.translate import Translator
 from subquad.models import LanguageModel, Model, Seq2Seq
-from subquad.tasks.image_classification import image_classifier
+from subquad.tasks.classification import ClassificationTask
 from subquad.train import checkpoint as stored
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import RECIPE, LoadedRun, find_checkpoint, load_trained
@@ -118,14 +118,18 @@ class Run:
         found = self.generator().sample(given, tokens, SampleOptions.parse("sampling", options))
         return found[0].text if isinstance(prompts, str) else [one.text for one in found]
 
-    def classifier(self) -> ImageClassifier:
-        """Classifies many images."""
-        return image_classifier(self.loaded)
+    def classifier(self) -> ImageClassifier | TextLabeller:
+        """Classifies many images or texts."""
+        task = self.recipe.task_class
+        if not issubclass(task, ClassificationTask):
+            raise ValueError(f"{self.folder} was trained for {task.name}, not for classification")
+        return task.classifier(self.loaded)
 
-    def classify(self, *files: str | Path) -> dict[str, ClassProbabilities]:
-        """The most probable classes of images with their probabilities, by the name of the image.
+    def classify(self, *inputs: str | Path) -> dict[str, ClassProbabilities]:
+        """The most probable classes with their probabilities: of images by their names, of texts by themselves.
 
-        files: images, or files of numpy with one or several images.
+        inputs: of a classifier of images, files: images, or files of numpy with one or several images. Of a classifier
+        of texts, texts as strings, or files with one text each as paths.
 
         >>> import subquad
         >>> classes = subquad.load_run("runs/digits").classify("images.npy")
@@ -133,7 +137,12 @@ class Run:
         (['images.npy[0]', 'images.npy[1]'], 5)
         """
         classifier = self.classifier()
-        return {name: classes for file in files for name, classes in classifier.classify_file(str(file))}
+        files = [str(given) for given in inputs if isinstance(given, Path) or not isinstance(classifier, TextLabeller)]
+        found = {name: classes for file in files for name, classes in classifier.classify_file(file)}
+        if isinstance(classifier, TextLabeller):
+            texts = [given for given in inputs if isinstance(given, str)]
+            found |= dict(zip(texts, classifier.classify(texts), strict=True))
+        return found
 
     def _decode_options(self, given: Mapping[str, Any]) -> DecodeOptions:
         """The recipe's section `decode`, with the options that were given; those that are None were not."""

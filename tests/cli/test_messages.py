@@ -97,7 +97,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("generate run --checkpoint bst", ("run has no checkpoint 'bst'", "it has best, last, update-")),
     ("translate run", ("run is a run of task language-model", "only runs of translation translate")),
     ("translate run input.txt", ("text comes from standard input: subquad translate run < input.txt",)),
-    ("classify run x.png", ("run was trained for language-model, not for image classification",)),
+    ("classify run x.png", ("run was trained for language-model, not for classification",)),
     ("export run --to torch --out empty/../run", ("exists already; give a new folder",)),
     # data, mechanisms
     ("data prepare DATA", ("give files with --train, --valid and --test, or a --config",)),

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from subquad.cli.main import run as command
 from subquad.data.fairseq.index import open_indexed
 from subquad.data.text import sources
-from subquad.data.text.sources import TextSource, read_lines
+from subquad.data.text.files import read_lines
+from subquad.data.text.sources import TextSource
 from tests.data.fairseq_files import FORMS, write_dictionary
 from tests.fuzzing import WORDS, called, fuzzed, kept_promise
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subquad.data.text.sources import TextSource, read_lines, read_samples
+from subquad.data.text.files import read_lines
+from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FORMAT, TokenStore, TokenWriter, dtype_for
 from subquad.files import read_metadata, write_metadata
 
@@ -42,6 +43,52 @@ def files(tmp_path: Path) -> list[str]:
 
 
 # ---------------------------------------------------------------------- sources
+
+
+def write_classes(folder: Path, classes: Mapping[str, list[str]]) -> str:
+    for label, texts in classes.items():
+        (folder / label).mkdir(parents=True)
+        for number, text in enumerate(texts):
+            (folder / label / f"{number}.txt").write_bytes(text.encode())
+    return str(folder)
+
+
+def test_folders_of_classes_hold_a_text_in_each_file(tmp_path: Path) -> None:
+    path = write_classes(tmp_path / "train", {"pos": ["Good.\n\nVery good.\n", "fine"], "neg": ["bad\r\n", ""]})
+    (tmp_path / "train" / "pos" / "2.txt").write_bytes(gzip.compress(b"packed\n"))
+    (tmp_path / "train" / "pos" / ".hidden").write_text("no")
+    (tmp_path / "train" / "about.txt").write_text("no")
+    source = TextSource.parse("source", {"files": [path]})
+    samples = list(read_samples(source, ("label", "text")))
+    assert samples == [
+        ("neg", "bad"),
+        ("neg", ""),
+        ("pos", "Good.\n\nVery good."),
+        ("pos", "fine"),
+        ("pos", "packed"),
+    ]
+    (record,) = source.content_records()
+    assert source.content_records([record]) == [record]
+    (tmp_path / "train" / "pos").rename(tmp_path / "train" / "positive")
+    (renamed,) = source.content_records([record])
+    assert renamed["sha256"] != record["sha256"], "the label is a part of the content"
+
+
+@pytest.mark.parametrize(
+    ("classes", "fields", "options", "message"),
+    [
+        ({}, ("label", "text"), {}, "has no folders"),
+        ({"pos": []}, ("label", "text"), {}, "pos has no files"),
+        ({"pos": ["a"]}, ("source", "target"), {}, "is a folder, but a file is needed"),
+        ({"pos": ["a"]}, ("label", "text"), {"columns": [1, 2]}, "columns and header belong to tables"),
+        ({"pos": ["a\nbc\ndef"]}, ("label", "text"), {"max_line_bytes": 4}, "0.txt, line 3: longer than 4 bytes"),
+    ],
+)
+def test_folders_that_cannot_be_read(classes, fields, options, message, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    path = write_classes(tmp_path / "made", classes)
+    with pytest.raises(ValueError, match=message):
+        list(read_samples(TextSource.parse("source", {"files": [path], **options}), fields))
 
 
 def test_parallel_files(files) -> None:

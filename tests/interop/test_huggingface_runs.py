@@ -30,7 +30,7 @@ from subquad.decode.translate import Translator
 from subquad.interop.huggingface import SubquadForCausalLM, SubquadTokenizer, save_huggingface
 from subquad.interop.huggingface.tokenizer import FILE, convert_tokenizer
 from subquad.models import LanguageModel, Seq2Seq
-from subquad.tasks.image_classification import image_classifier
+from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.run import LoadedRun, load_trained
 
 LINES = ["the red house is old", "a cat sees the tree", "the old tree is red", "a house sees a cat, Ünder </s> it"]
@@ -174,7 +174,7 @@ def test_pipeline_of_images(tmp_path: Path) -> None:
     pipe = hf.pipeline("image-classification", str(tmp_path / "exported"))
     picture = image_module.fromarray(images[2].transpose(1, 2, 0))
     picture.save(tmp_path / "image.png")
-    ((_, expected),) = image_classifier(run).classify_file(str(tmp_path / "image.png"))
+    ((_, expected),) = ImageClassificationTask.classifier(run).classify_file(str(tmp_path / "image.png"))
     for given in (picture, str(tmp_path / "image.png"), images[2]):
         found = pipe(given)
         assert [one["label"] for one in found] == [name for name, _ in expected]

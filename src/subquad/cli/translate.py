@@ -1,17 +1,12 @@
 """`subquad translate`: lines from standard input, their translations on standard output."""
 
-import itertools
-import os
-import queue
-import stat
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from subquad.cli.lines import LineReader, warn_of_lines
 from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
 from subquad.progress import Progress
 
@@ -76,6 +71,7 @@ def translate(
         "compile": True if compile else None,
     }
     from subquad.api import load_run
+    from subquad.decode.translate import WINDOW
 
     for run in runs[1:]:
         if run.is_file():
@@ -83,19 +79,19 @@ def translate(
     first, *others = [load_run(run, checkpoint) for run in runs]
     translator = first.translator(*others, alignments=alignments, **given)
     show = _Columns(translator.options.nbest > 1, scores, alignments)
-    reader = _Reader(sys.stdin.buffer)
+    reader = LineReader(sys.stdin.buffer)
     number, start = 0, time.monotonic()
     with Progress(live=sys.stderr.isatty() and not sys.stdout.isatty()) as progress:
-        for window in reader.windows():
+        for window in reader.windows(WINDOW):
             sources, starts = _split(window, number) if prefix else (window, None)
             for translated in translator.translate_window(sources, starts):
                 number += 1
                 sys.stdout.write(show(number, translated))
                 progress.update(f"{number:,} lines, {number / (time.monotonic() - start):,.0f} a second")
             sys.stdout.flush()
-    _warn(reader.replaced, "were not UTF-8: what could not be read was replaced")
-    _warn(translator.empty, "were empty, and so are their translations")
-    _warn(
+    warn_of_lines(reader.replaced, "were not UTF-8: what could not be read was replaced")
+    warn_of_lines(translator.empty, "were empty, and so are their translations")
+    warn_of_lines(
         translator.truncated, f"were cut at {translator.max_source_tokens:,} tokens, the most that are read of a line"
     )
 
@@ -127,49 +123,3 @@ class _Columns:
                 columns.append(" ".join(f"{source}-{target}" for source, target in candidate.alignment or ()))
             lines.append("\t".join(columns) + "\n")
         return "".join(lines)
-
-
-class _Reader:
-    """Lines in windows: a file's by number, so that batches are always the same; of a pipe, what has arrived."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self.stream, self.replaced = stream, 0
-
-    def windows(self) -> Iterator[list[str]]:
-        from subquad.decode.translate import WINDOW
-
-        if self._is_file():
-            while lines := list(itertools.islice(self.stream, WINDOW)):
-                yield [self._text(line) for line in lines]
-            return
-        arrived: queue.Queue[bytes | None] = queue.Queue(WINDOW)
-        threading.Thread(target=self._fill, args=(arrived,), daemon=True).start()
-        more = True
-        while more:
-            taken = [arrived.get()]
-            while len(taken) < WINDOW and not arrived.empty():
-                taken.append(arrived.get())
-            more = taken[-1] is not None
-            if window := [self._text(line) for line in taken if line is not None]:
-                yield window
-
-    def _is_file(self) -> bool:
-        try:
-            return stat.S_ISREG(os.fstat(self.stream.fileno()).st_mode)
-        except OSError:
-            return False
-
-    def _fill(self, arrived: "queue.Queue[bytes | None]") -> None:
-        for line in self.stream:
-            arrived.put(line)
-        arrived.put(None)
-
-    def _text(self, line: bytes) -> str:
-        text = line.removesuffix(b"\n").removesuffix(b"\r").decode(errors="replace")
-        self.replaced += "\N{REPLACEMENT CHARACTER}" in text
-        return text
-
-
-def _warn(count: int, what: str) -> None:
-    if count:
-        print(f"subquad: warning: {count:,} lines {what}", file=sys.stderr)

@@ -206,6 +206,21 @@ def collate_pairs(samples: Sequence[tuple[ArrayLike, ArrayLike]], pad: int, eos:
     return {"source": source, "source_padding": source_padding, "target_in": target_in, "target_out": target}
 
 
+def collate_texts(texts: Sequence[ArrayLike], pad: int, eos: int) -> dict[str, Tensor]:
+    """Returns texts, which have no special tokens, as tensors that are padded on the right.
+
+    tokens: (B, T) int64; every row begins with eos, as texts do in language models. padding: (B, T) bool, True =
+    ignore.
+    """
+    rows = [np.append(eos, np.asarray(text, np.int64)) for text in texts]
+    lengths = np.array([len(row) for row in rows], np.int64)
+    mask = np.arange(lengths.max(initial=1)) < lengths[:, None]
+    tokens = np.full(mask.shape, pad, np.int64)
+    if rows:
+        tokens[mask] = np.concatenate(rows)
+    return {"tokens": torch.from_numpy(tokens), "padding": torch.from_numpy(~mask)}
+
+
 def _pad_rows(rows: Sequence[np.ndarray], pad: int, eos: int) -> tuple[Tensor, Tensor]:
     """Returns the rows with eos after each, and where their padding is, both of shape (rows, longest + 1)."""
     lengths = np.array([len(row) for row in rows], np.int64)

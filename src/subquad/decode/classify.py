@@ -1,4 +1,4 @@
-"""Classifies the images of files."""
+"""Classifies images of files, and texts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from subquad.data.batches import BatchPlan, Budget, collate_texts, to_device
 from subquad.data.images.arrays import CHANNELS, IMAGE_KEYS, channels_first
 from subquad.data.images.inputs import Augmented, Standardize, image_tensor
 from subquad.data.images.sets import decode_image
 from subquad.data.numpy_files import read_npy, read_npz
-from subquad.models import Model
+from subquad.data.text.folders import read_whole_text
+from subquad.data.tokenizers import Tokenizer
+from subquad.models import Model, TextClassifier
 
 TOP_K = 5
 """How many classes are returned for an image."""
-BATCH_SIZE = 64
+BATCH_SIZE, BATCH_TOKENS = 64, 8192
+"""The images, and the tokens, that are classified together."""
 
 ClassProbabilities = list[tuple[str, float]]
 """The names of classes and their probabilities, the most probable first."""
@@ -42,12 +46,7 @@ class ImageClassifier:
     @torch.inference_mode()
     def _classify(self, images: torch.Tensor) -> list[ClassProbabilities]:
         """Classifies transformed images (B, C, H, W)."""
-        probabilities = self.model(images.to(self.device)).logits.float().softmax(-1)
-        values, numbers = probabilities.topk(min(TOP_K, len(self.classes)), -1)
-        return [
-            [(self.classes[number], value) for number, value in zip(row, likely, strict=True)]
-            for row, likely in zip(numbers.tolist(), values.tolist(), strict=True)
-        ]
+        return most_probable(self.model(images.to(self.device)).logits, self.classes)
 
     def _read_images(self, name: str) -> Iterator[tuple[str, Any]]:
         path = Path(name)
@@ -61,6 +60,52 @@ class ImageClassifier:
         arrays = _arrays(path)
         for number, image in enumerate(arrays):
             yield (name if len(arrays) == 1 else f"{name}[{number}]"), image
+
+
+class TextLabeller:
+    """Classifies texts with a model. `truncated` counts the texts that were cut to what the model reads."""
+
+    def __init__(
+        self, model: TextClassifier, tokenizer: Tokenizer, classes: Sequence[str], max_tokens: int | None = None
+    ) -> None:
+        """classes: their names in the order of the logits. max_tokens: longer texts are cut to their beginning."""
+        self.model, self.tokenizer, self.classes, self.max_tokens = model, tokenizer, classes, max_tokens
+        self.device = next(model.parameters()).device
+        self.truncated = 0
+
+    def classify(self, texts: Sequence[str]) -> list[ClassProbabilities]:
+        """Returns the classes of each text. Texts of similar length are classified together."""
+        lines = self.tokenizer.encode_batch(texts)
+        cut = [line[: self.max_tokens] for line in lines]
+        self.truncated += sum(len(short) < len(line) for short, line in zip(cut, lines, strict=True))
+        if not cut:
+            return []
+        sizes = np.array([len(line) + 1 for line in cut])
+        budget = Budget(max_tokens=max(BATCH_TOKENS, int(sizes.max())), multiple=1)
+        found: dict[int, ClassProbabilities] = {}
+        for batch in BatchPlan(sizes, budget=budget, shuffle=False).epoch(0):
+            found.update(zip(batch.tolist(), self._classify([cut[number] for number in batch]), strict=True))
+        return [found[number] for number in range(len(cut))]
+
+    @torch.inference_mode()
+    def _classify(self, lines: Sequence[Sequence[int]]) -> list[ClassProbabilities]:
+        batch = to_device(collate_texts(lines, self.tokenizer.pad, self.tokenizer.eos), self.device)
+        return most_probable(self.model(batch["tokens"], padding=batch["padding"]).logits, self.classes)
+
+    def classify_file(self, name: str) -> list[tuple[str, ClassProbabilities]]:
+        """Returns the name and the classes of a file, which is one text. Raises ValueError if it cannot be read."""
+        if Path(name).is_dir():
+            raise ValueError(f"{name} is a folder; give the files in it, such as {name}/*.txt")
+        return [(name, self.classify([read_whole_text(Path(name))])[0])]
+
+
+def most_probable(logits: torch.Tensor, classes: Sequence[str]) -> list[ClassProbabilities]:
+    """Returns the TOP_K most probable classes of each row of logits (batch, classes)."""
+    values, numbers = logits.float().softmax(-1).topk(min(TOP_K, len(classes)), -1)
+    return [
+        [(classes[number], value) for number, value in zip(row, likely, strict=True)]
+        for row, likely in zip(numbers.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def _arrays(path: Path) -> np.ndarray:

@@ -196,8 +196,8 @@ class Task(ABC):
         """The limits of a batch, where the task knows better than the recipe's defaults."""
         return budget
 
-    def skipped(self) -> dict[str, str]:
-        """For each split with skipped samples: how many there were and why, in words."""
+    def notes(self) -> dict[str, str]:
+        """For each split of which samples were skipped or changed: how many and why, in words."""
         return {}
 
     # ------------------------------------------------------------------ model

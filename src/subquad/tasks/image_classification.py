@@ -6,10 +6,8 @@ images; nothing beside numpy is needed then. Every random choice of a batch come
 seed that the trainer gives it, so a resumed run makes the batches of the uninterrupted one.
 """
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,28 +25,33 @@ from subquad.data.images.sets import ImageSet, ImageSubset, hold_out, open_image
 from subquad.data.images.transforms import AugmentOptions
 from subquad.data.text.prepare import ReportProgress
 from subquad.decode.classify import ImageClassifier
-from subquad.evaluate.accuracy import accuracy, accuracy_score, class_ranks, reported_top_k
-from subquad.evaluate.linear_probe import fit_linear_probe, pool_pixels
+from subquad.evaluate.accuracy import class_ranks
+from subquad.evaluate.linear_probe import pool_pixels
 from subquad.evaluate.report import Evaluation
 from subquad.models import Model
 from subquad.tasks.base import (
     DataConfig,
     EvaluationOptions,
     Floor,
-    MainMetric,
-    Task,
     TrainedModel,
     check_split,
     load_embedded,
     register_task,
 )
-from subquad.tasks.losses import LossOutput, class_loss
+from subquad.tasks.classification import (
+    PROBE_SAMPLES,
+    SCORED_SAMPLES,
+    ClassificationTask,
+    accuracies,
+    class_floors,
+    class_loss_and_hits,
+    evenly_spaced,
+)
+from subquad.tasks.losses import LossOutput
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 
 IMAGES_PER_BATCH = 64
 """The number of images of a batch in evaluation, and in training if the recipe does not say it."""
-PROBE_IMAGES, SCORED_IMAGES = 20_000, 10_000
-"""The most images that the linear probe is fitted to, and that it is scored on."""
 NAMED = 3  # unreadable images that a batch's warning names
 
 
@@ -181,13 +184,10 @@ class ImageSamples:
 
 
 @register_task
-class ImageClassificationTask(Task):
+class ImageClassificationTask(ClassificationTask):
     name = "image-classification"
     Data = ImageData
     model_kinds = ("vision", "pyramid")
-    metric = "top1"
-    better = "higher"
-    main_metric = MainMetric("top1", "top-1", "higher", accuracy_score, margin=1, scale=100, unit=" %")
     sized_by_tokens = False
 
     def __init__(
@@ -260,14 +260,7 @@ class ImageClassificationTask(Task):
         smoothing: float = 0.0,
     ) -> tuple[LossOutput, Tensor | None]:
         logits, _, aux = model(batch["images"])
-        labels = batch["labels"]
-        if "targets" in batch:
-            found = class_loss(logits, batch["targets"])
-        else:
-            found = class_loss(logits, labels, smoothing=smoothing)
-        ranks = class_ranks(logits.detach(), labels)
-        hits = {f"top{most}": (ranks < most).sum() for most in reported_top_k(logits.shape[-1])}
-        return replace(found, sums=found.sums | hits), aux
+        return class_loss_and_hits(logits, batch, smoothing), aux
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         """Images that could not be read so far are counted as `unreadable`."""
@@ -293,55 +286,32 @@ class ImageClassificationTask(Task):
         if not everything:
             raise ValueError(f"none of the {len(images):,} images of {split} could be read")
         known = np.array([everything[number] for number in sorted(everything)])
-        num_classes = len(images.classes)
-        measures = {
-            f"top{most}": accuracy(known[:, 1] < most, f"top-{most}|classes:{num_classes}")
-            for most in reported_top_k(num_classes)
-        }
+        measures = accuracies(known[:, 1], len(images.classes))
         labels = fingerprint([[number, everything[number][0]] for number in sorted(everything)])
         data = {"sha256": labels, "images": "as given"}
         return Evaluation(cls.name, split, len(images), len(images) - len(everything), measures, data)
 
-    @classmethod
-    def chance_level(cls, model_config: Mapping[str, Any], samples: int) -> float:
-        """The accuracy of guessing, 1 / classes, and two of its standard deviations over the samples, in percent."""
-        guess = 1 / model_config["num_classes"]
-        return 100 * (guess + 2 * math.sqrt(guess * (1 - guess) / samples))
-
     def floors(self, data: ImageData, split: str) -> list[Floor]:  # noqa: ARG002
         train, valid, evaluated = (
             self._pixels(name, most)
-            for name, most in (("train", PROBE_IMAGES), ("valid", SCORED_IMAGES), (split, SCORED_IMAGES))
+            for name, most in (("train", PROBE_SAMPLES), ("valid", SCORED_SAMPLES), (split, SCORED_SAMPLES))
         )
         num_classes = len(self.splits["train"].classes)
-        majority = train[1].bincount(minlength=num_classes).argmax()
-        probe = fit_linear_probe(*train, num_classes, valid)
-        on = f"scored on {len(evaluated[1]):,} images of {split}"
-        return [
-            Floor(
-                name="majority class",
-                kind="trivial",
-                value=self.main_metric.scale * float((evaluated[1] == majority).double().mean()),
-                how=f"The most frequent class of {len(train[1]):,} training images, {on}.",
-            ),
-            Floor(
-                name="linear probe",
-                kind="linear",
-                value=self.main_metric.scale * probe.accuracy(*evaluated),
-                how=f"Logistic regression on {train[0].shape[1]:,} numbers for each of {len(train[1]):,} training "
-                f"images, its regularisation chosen on valid, {on}.",
-            ),
-        ]
+        inputs = f"{train[0].shape[1]:,} numbers"
+        return class_floors(train, valid, evaluated, num_classes, f"images of {split}", inputs)
 
     def _pixels(self, split: str, most: int) -> tuple[Tensor, Tensor]:
         """The pixels (n, features) of up to `most` images, evenly spaced, as evaluation reads them, and labels (n,)."""
         samples = self.samples(split, training=False)
-        count = len(samples.images)
-        numbers = np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+        numbers = evenly_spaced(len(samples.images), most)
         starts = range(0, len(numbers), IMAGES_PER_BATCH)
         batches = [samples.batch(numbers[start : start + IMAGES_PER_BATCH]) for start in starts]
         pixels = torch.cat([pool_pixels(batch["images"]) for batch in batches])
         return pixels, torch.cat([batch["labels"] for batch in batches])
+
+    @classmethod
+    def classifier(cls, run: TrainedModel) -> ImageClassifier:
+        return ImageClassifier(run.model, run.inputs["classes"], transform_from(run.inputs["transform"]))
 
     @classmethod
     def random_batch(cls, model: Model, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -361,10 +331,3 @@ def _ranks(model: Model, samples: ImageSamples, numbers: list[int], device: torc
     ranks = class_ranks(model(batch["images"]).logits, batch["labels"]).tolist()
     labels = batch["labels"].tolist()
     return dict(zip(readable, map(list, zip(labels, ranks, strict=True)), strict=True))
-
-
-def image_classifier(run: TrainedModel) -> ImageClassifier:
-    """A classifier of files of images, with the model of a run."""
-    if not isinstance(run.data, ImageData):
-        raise ValueError(f"{run.folder} was trained for {run.inputs['task']}, not for image classification")
-    return ImageClassifier(run.model, run.inputs["classes"], transform_from(run.inputs["transform"]))

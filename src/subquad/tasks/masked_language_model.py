@@ -27,7 +27,7 @@ from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import BlockTask, TextData, counted_floors, cut_lines, read_text
+from subquad.tasks.text import BlockTask, TextData, counted_floors, cut_lines, padding_if_any, read_text
 
 NUM_BEGINNING = 1
 """The number of tokens of a sample before its block."""
@@ -90,13 +90,8 @@ class MaskedSamples:
 
 def masked_losses_by_row(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
     """[summed nll, number of targets] of every sample of a batch."""
-    x, _, _ = model.features(batch["inputs"], _needed(batch["padding"]))
+    x, _, _ = model.features(batch["inputs"], padding_if_any(batch["padding"]))
     return losses_by_row(model.head, model.head_inputs(x), batch["targets"], pad=pad)
-
-
-def _needed(padding: Tensor | None) -> Tensor | None:
-    """Returns None for a padding that is False everywhere, because mechanisms are faster without one."""
-    return padding if padding is not None and bool(padding.any()) else None
 
 
 @register_task
@@ -141,7 +136,7 @@ class MaskedLanguageModelTask(BlockTask):
         cls, model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
     ) -> tuple[LossOutput, Tensor | None]:
         targets = batch["targets"]
-        x, _, aux = model.features(batch["inputs"], _needed(batch.get("padding")))
+        x, _, aux = model.features(batch["inputs"], padding_if_any(batch.get("padding")))
         asked = (targets != pad).flatten().nonzero().squeeze(1)  # other positions need no logits
         words = model.head_inputs(x.flatten(0, 1).index_select(0, asked))
         found = word_loss(model.head, words, targets.flatten()[asked], pad=pad, smoothing=smoothing)

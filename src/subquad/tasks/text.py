@@ -6,7 +6,7 @@ from prepared tokens: what preparing skips (empty and over-long samples) counts 
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
+from torch import Tensor
 
 from subquad.config import nearest
 from subquad.data.batches import Budget
@@ -26,12 +27,14 @@ from subquad.data.text.store import FIELDS, PreparedText, open_prepared
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig
 from subquad.evaluate.ngrams import CHUNK_TOKENS, PairCounts
 from subquad.evaluate.perplexity import TokenLines, perplexity_score
-from subquad.files import wrap_corrupt_data_errors, write_files
+from subquad.files import wrap_corrupt_data_errors, write_files, write_text
 from subquad.tasks.base import DataConfig, Floor, Task, TrainedModel, add_perplexity, check_split, load_embedded
 
 AS_GIVEN, FROM_TOKENS = "as given", "decoded from prepared tokens, without the samples that preparing skipped"
 DEFAULT_TOKENS = 4096
 """The assumed tokens of a batch, for an estimate of memory, if the recipe does not limit them."""
+EMBEDDED_KEY = "embedded.key"
+"""The file that says which generated set is in the files beside it."""
 ALTERNATIVES = ("embedded", "folder", "splits", "fairseq")
 
 
@@ -41,7 +44,11 @@ class TextData(DataConfig):
     It is an embedded set, a folder that `subquad data prepare` or fairseq-preprocess wrote, or text files.
     """
 
-    embedded: str | None = Field(None, description="An embedded data set: phrases for translation, or speeches.")
+    embedded: str | None = Field(
+        None,
+        description="An embedded data set: phrases for translation, listops for classification, speeches for language "
+        "models.",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="The options of the embedded data set.")
     folder: str | None = Field(None, description="A folder that `subquad data prepare` wrote.")
     splits: dict[str, TextSource] = Field(default_factory=dict, description="Files of each split: train, valid, test.")
@@ -68,6 +75,11 @@ class TextData(DataConfig):
             raise ValueError("the dictionaries of data.fairseq are its tokenizers; leave tokenizer out")
         if self.splits and "train" not in self.splits:
             raise ValueError(f"splits need a split `train` (got {', '.join(self.splits)})")
+
+    @property
+    def longest(self) -> int | None:
+        """Samples with more tokens than this are skipped when text is prepared."""
+        return self.max_length
 
     def tokenizer_configs(self) -> dict[str, TokenizerConfig]:
         """The configs of the recipe's tokenizers, by the names of their options."""
@@ -120,16 +132,16 @@ class TextData(DataConfig):
                 prepared.verify()
             return prepared
         if self.fairseq is not None:
-            return prepare_text(self.fairseq.text_config(self.sample_kind, self.max_length), cache, report=report)
+            return prepare_text(self.fairseq.text_config(self.sample_kind, self.longest), cache, report=report)
         splits = dict(self.splits)
         if self.embedded is not None:
             found = self._load_embedded()
             cache.mkdir(parents=True, exist_ok=True)
-            files = {split: _write_split(cache, split, found.split(split), found.kind) for split in SPLITS}
+            files = _write_embedded(found, cache)
             splits = TextDataConfig.parse(
                 "data", {"sample_kind": self.sample_kind, "splits": {split: str(path) for split, path in files.items()}}
             ).splits
-        options = {"sample_kind": self.sample_kind, "splits": splits, "max_length": self.max_length}
+        options = {"sample_kind": self.sample_kind, "splits": splits, "max_length": self.longest}
         return prepare_text(TextDataConfig.parse("data", options | self.tokenizer_configs()), cache, report=report)
 
     def prepare_for_training(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
@@ -158,14 +170,18 @@ class TextTask(Task):
     def split_names(self) -> Sequence[str]:
         return self.data.splits
 
-    def skipped(self) -> dict[str, str]:
-        return self.data.skipped()
+    def notes(self) -> dict[str, str]:
+        return {split: f"samples skipped: {reasons}" for split, reasons in self.data.skipped().items()}
+
+
+class WordTask(TextTask):
+    """A task on prepared text whose targets are words."""
 
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         return add_perplexity(super().metrics(sums, count))
 
 
-class BlockTask(TextTask):
+class BlockTask(WordTask):
     """A task on text of one side, which is cut into blocks of tokens."""
 
     extra_symbols: ClassVar[int] = 0
@@ -236,18 +252,46 @@ def typical_text_batch(budget: Budget, length: int) -> tuple[int, int]:
     return min(budget.max_sentences or tokens, max(1, tokens // length)), length
 
 
-def _write_split(cache: Path, split: str, samples: Sequence[tuple[str, str]] | Sequence[str], kind: str) -> Path:
-    """Writes a split of an embedded set to a file, unless the file has this content already."""
-    path = cache / (f"{split}.csv" if kind == "pairs" else f"{split}.txt")
-    content = io.StringIO(newline="")
-    if kind == "pairs":
-        csv.writer(content).writerows(samples)
-    else:
-        content.writelines(f"{line}\n" for line in samples)
-    encoded = content.getvalue().encode()
-    if not path.exists() or path.read_bytes() != encoded:
-        write_files({path: partial(Path.write_bytes, data=encoded)})
-    return path
+def _write_embedded(found: BuiltinSet, cache: Path) -> dict[str, Path]:
+    """Writes the splits of an embedded set to files, unless they are there. Memory holds one sample at a time."""
+    is_table = found.kind in ("pairs", "labelled")
+    files = {split: cache / (f"{split}.csv" if is_table else f"{split}.txt") for split in SPLITS}
+    key = cache / EMBEDDED_KEY
+    if found.key is not None and key.exists() and key.read_text() == found.key:
+        return files
+    for split, path in files.items():
+        samples = found.split(split)
+        if not path.exists() or not _has_content(path, _encoded_rows(samples, is_table)):
+            write_files({path: partial(_write_rows, rows=_encoded_rows(samples, is_table))})
+    if found.key is not None:
+        write_text(key, found.key)
+    return files
+
+
+def _encoded_rows(samples: Iterable[Any], is_table: bool) -> Iterator[bytes]:
+    """Yields samples as rows of a CSV file, or as lines."""
+    for sample in samples:
+        row = io.StringIO(newline="")
+        if is_table:
+            csv.writer(row).writerow(sample)
+        else:
+            row.write(f"{sample}\n")
+        yield row.getvalue().encode()
+
+
+def _write_rows(path: Path, rows: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(rows)
+
+
+def _has_content(path: Path, rows: Iterable[bytes]) -> bool:
+    with path.open("rb") as file:
+        return all(file.read(len(row)) == row for row in rows) and not file.read(1)
+
+
+def padding_if_any(padding: Tensor | None) -> Tensor | None:
+    """Returns None for a padding that is False everywhere, because mechanisms are faster without one."""
+    return padding if padding is not None and bool(padding.any()) else None
 
 
 def read_text(run: TrainedModel, split: str, most: int | None = None) -> tuple[list[tuple[str, ...]], str]:

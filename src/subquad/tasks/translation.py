@@ -27,7 +27,7 @@ from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
 from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import TextData, TextTask, cut_lines, read_text, text_of_split, typical_text_batch
+from subquad.tasks.text import TextData, WordTask, cut_lines, read_text, text_of_split, typical_text_batch
 
 WITH_EOS = 1
 TYPICAL_LENGTH = 64
@@ -81,7 +81,7 @@ def pair_losses_by_row(model: Seq2Seq, batch: Mapping[str, Tensor], pad: int) ->
 
 
 @register_task
-class TranslationTask(TextTask):
+class TranslationTask(WordTask):
     name = "translation"
     Data = TranslationData
     model_kinds = ("encoder-decoder",)

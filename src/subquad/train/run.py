@@ -92,8 +92,8 @@ def train_run(
             trainer = Trainer(recipe, task, folder, progress, trackers, workers, ends_early)
             size = f"{trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples"
             progress.note(f"{folder}: {size}")
-            for split, reasons in task.skipped().items():
-                progress.note(f"{split}: samples skipped: {reasons}")
+            for split, note in task.notes().items():
+                progress.note(f"{split}: {note}")
             if count := len(trainer.plan.skipped):
                 progress.note(f"train: {count:,} samples are longer than train.budget.max_tokens and left out")
             trainer.fit()

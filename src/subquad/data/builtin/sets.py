@@ -98,7 +98,9 @@ def _load_digits(options: DigitsOptions) -> BuiltinSet:
     order = StableRng(0).permutation(len(images))
     indices = {"valid": order[:250], "test": order[250:500], "train": order[500:]}
     classes = [str(digit) for digit in range(10)]
-    sets = {name: ArrayImages(images[own], digits.target[own], classes, "digits") for name, own in indices.items()}
+    sets: dict[str, Any] = {
+        name: ArrayImages(images[own], digits.target[own], classes, "digits") for name, own in indices.items()
+    }
     return BuiltinSet("digits", "images", **sets)
 
 
@@ -116,8 +118,9 @@ def enlarge(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def _load_listops(options: ListOpsOptions) -> BuiltinSet:
-    splits = {split: ListOpsSplit(options, split) for split in SPLITS}
-    return BuiltinSet("listops", "labelled", **splits, key=digest(["listops 1", options.model_dump(mode="json")]))
+    splits: dict[str, Any] = {split: ListOpsSplit(options, split) for split in SPLITS}
+    key = digest(["listops 1", options.model_dump(mode="json")])
+    return BuiltinSet("listops", "labelled", **splits, key=key)
 
 
 def _load_speeches(options: SpeechesOptions) -> BuiltinSet:

@@ -21,7 +21,8 @@ from pydantic import Field, field_validator
 from subquad.config import Options
 from subquad.data.text.arrays import read_token_chunks
 from subquad.data.text.encode import EMPTY, OVER_LONG, SkipRules, TokenChunk, encode_samples
-from subquad.data.text.sources import ReadCounter, TextSource, file_record, read_samples
+from subquad.data.text.files import ReadCounter, file_record
+from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import (
     DESCRIPTION,
     DESCRIPTION_FORMAT,
@@ -87,6 +88,8 @@ class TextDataConfig(Options):
                     f"tokenizer {config.kind} is trained on text, but `train` holds token ids: give the tokenizer that "
                     "made them (kind file, sentencepiece, saved, ...), or kind ids and vocab_size"
                 )
+        for source in self.splits.values():
+            source.check_folder(self.fields)
         if self.sample_kind == "labelled" and "train" not in self.splits:
             raise ValueError("the classes are those of the split `train`, which is missing")
 

@@ -1,33 +1,27 @@
 """Where text comes from: parallel text files, one for each field of a sample, or a table with a column for each field.
 
-Files may be compressed with gzip, whatever their names are. A line ends with "\\n" or "\\r\\n" and nothing else: what
-other programs take for line ends (U+2028, form feeds) is a part of the line. Errors name the file and the line.
+Labelled texts may also be a folder that has a folder for each class, with a file for each text. `files.py` says what a
+line is, and that files may be compressed. Errors name the file and the line.
 """
 
 import csv
-import gzip
 import itertools
 import json
-import stat
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from subquad.config import Options, nearest
 from subquad.data.fairseq.index import INDEX, data_path
 from subquad.data.hub import HUB, load_hub
-from subquad.files import checksum, digest
+from subquad.data.text.files import MAX_LINE_BYTES, ReadCounter, file_record, read_lines, too_long
+from subquad.data.text.folders import folder_record, read_class_folders
+from subquad.files import digest
 from subquad.packages import require
 
-GZIP_MAGIC = b"\x1f\x8b"
-MAX_LINE_BYTES = 32 << 20
-"""The default limit of a line. Lines are held in memory, where tokenizing them takes many times their size, and a gzip
-file of 200 KB can hold a line of 200 MB."""
-Format = Literal["text", "tsv", "csv", "jsonl", "parquet", "ids"]
+Format = Literal["text", "tsv", "csv", "jsonl", "parquet", "ids", "folder"]
 SUFFIXES: dict[str, Format] = {
     ".tsv": "tsv",
     ".csv": "csv",
@@ -39,6 +33,9 @@ SUFFIXES: dict[str, Format] = {
     INDEX: "ids",
 }
 
+LABELLED = ("label", "text")
+"""The fields of labelled texts, which may come from a folder."""
+
 
 class TextSource(Options):
     """The files of a split. A string stands for one file, and a list of strings for several."""
@@ -46,7 +43,8 @@ class TextSource(Options):
     files: tuple[str, ...] = Field(
         min_length=1,
         description="One text file for each field, or one file of token ids for each (.npy, .npz or fairseq's .idx), "
-        "or one table, or hub:NAME for a data set of the Hugging Face hub.",
+        "or one table, or for labelled texts one folder that has a folder for each class with a file for each text, or "
+        "hub:NAME for a data set of the Hugging Face hub.",
     )
     columns: tuple[int | str, ...] = Field(
         (), description="The columns of a table, by name or by number from 1. By default the first columns are used."
@@ -84,6 +82,8 @@ class TextSource(Options):
     @property
     def kind(self) -> Format:
         """The format of the files."""
+        if self.format is None and Path(self.files[0]).is_dir():
+            return "folder"
         name = Path(self.files[0]).name.lower().removesuffix(".gz")
         return self.format or SUFFIXES.get(Path(name).suffix, "text")
 
@@ -93,10 +93,19 @@ class TextSource(Options):
                 raise ValueError(f"{self.files[0]}: a hub data set is one name with a split, such as split=train")
         elif self.subset is not None or self.split is not None:
             raise ValueError(f"subset and split belong to hub data sets ({HUB}NAME), not to files")
+        elif self.kind == "folder" and len(self.files) > 1:
+            raise ValueError(
+                f"{self.files[0]} is a folder, but files are needed; a folder of labelled texts stands alone"
+            )
         elif self.kind not in ("text", "ids") and len(self.files) > 1:
             raise ValueError(f"{self.files[0]}: a {self.kind} table is one file; its columns are the fields")
         if any(isinstance(column, int) and column < 1 for column in self.columns):
             raise ValueError(f"columns are numbered from 1, got {list(self.columns)}")
+
+    def check_folder(self, fields: Sequence[str]) -> None:
+        """Refuses a folder where samples are not labelled texts."""
+        if not self.is_hub and self.kind == "folder" and tuple(fields) != LABELLED:
+            raise ValueError(f"{self.files[0]} is a folder, but a file is needed")
 
     def reading_options(self) -> dict[str, Any]:
         """Returns how the files are read: all options that change the samples, so neither paths nor limits."""
@@ -109,50 +118,11 @@ class TextSource(Options):
             content = {"rows": len(data_set), "cache": str(getattr(data_set, "_fingerprint", ""))}
             return [{"path": self.files[0], "size": 0, "sha256": digest(content)}]
         known = list(known)
+        if self.kind == "folder":
+            return [folder_record(Path(self.files[0]), known)]
         # An index of fairseq's has its token ids in a second file beside it.
         data_files = [str(data_path(path)) for path in self.files if self.is_ids and path.endswith(INDEX)]
         return [file_record(path, known) for path in [*self.files, *data_files]]
-
-
-def file_record(path: str | Path, known: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Returns path, size, modification time and SHA-256 of a file.
-
-    The file is read only if no record in `known` has the same path, size and modification time.
-    """
-    try:
-        status = Path(path).stat()
-    except FileNotFoundError:
-        several = "; write several files as a list: [a, b]" if "," in str(path) else ""
-        raise ValueError(f"{path}: there is no such file{several}") from None
-    if stat.S_ISDIR(status.st_mode):
-        raise ValueError(f"{path} is a folder, but a file is needed")
-    if not stat.S_ISREG(status.st_mode):  # reading a pipe or a device may never end, and it is read more than once
-        raise ValueError(f"{path} is a pipe or a device, but a file is needed")
-    quick = {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-    for record in known:
-        if all(record.get(key) == value for key, value in quick.items()) and "sha256" in record:
-            return {**quick, "sha256": record["sha256"]}
-    return {**quick, "sha256": checksum(Path(path))}
-
-
-class ReadCounter:
-    """Counts the bytes that were read from disk, over all files that are opened with it."""
-
-    def __init__(self) -> None:
-        self._closed = 0
-        self._open: list[IO[bytes]] = []
-
-    def enter(self, file: IO[bytes]) -> None:
-        self._open.append(file)
-
-    def leave(self, file: IO[bytes]) -> None:
-        self._open.remove(file)
-        if not file.closed:  # a reader that an error left behind may be garbage-collected after its file
-            self._closed += file.tell()
-
-    @property
-    def bytes(self) -> int:
-        return self._closed + sum(file.tell() for file in self._open)
 
 
 def read_samples(
@@ -161,7 +131,9 @@ def read_samples(
     """Yields samples, which are tuples with one string for each of `fields`. A source without samples is an error."""
     if source.is_ids:
         raise ValueError(f"{source.files[0]} holds token ids, but text is needed")
-    if source.is_hub or source.kind != "text":
+    if source.kind == "folder" and not source.is_hub:
+        samples = _folder_samples(source, fields, counter)
+    elif source.is_hub or source.kind != "text":
         samples = _table_samples(source, fields, counter)
     elif source.columns or source.header is not None:
         raise ValueError(f"{source.files[0]} is plain text; columns and header need format=tsv, csv, jsonl or parquet")
@@ -179,57 +151,6 @@ def read_samples(
     yield from samples
 
 
-def read_lines(path: str | Path, counter: ReadCounter | None = None, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Yields the lines of a text file without their ends. Long lines and invalid UTF-8 are errors with their number."""
-    for number, raw in enumerate(_raw_lines(path, counter, max_bytes), 1):
-        try:
-            line = raw.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number}: not UTF-8, byte {error.start + 1} is 0x{raw[error.start]:02x}; "
-                "convert the file, for example with iconv"
-            ) from None
-        line = line.removesuffix("\n").removesuffix("\r")
-        yield line.removeprefix("\ufeff") if number == 1 else line
-
-
-def _raw_lines(path: str | Path, counter: ReadCounter | None, max_bytes: int) -> Iterator[bytes]:
-    with _open_file(path, counter) as file:
-        try:
-            number = 0
-            while line := file.readline(max_bytes + 1):  # no more of a longer line is read, or unpacked
-                number += 1
-                if len(line) > max_bytes:
-                    raise ValueError(_too_long(path, number, max_bytes))
-                yield line
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def _too_long(path: str | Path, number: int, max_bytes: int) -> str:
-    return f"{path}, line {number}: longer than {max_bytes:,} bytes; split it, or raise max_line_bytes"
-
-
-@contextmanager
-def _open_file(path: str | Path, counter: ReadCounter | None) -> Iterator[IO[bytes]]:
-    try:
-        raw = open(path, "rb")  # noqa: SIM115
-    except FileNotFoundError:
-        raise ValueError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise ValueError(f"{path} is a folder, but a file is needed") from None
-    with raw:
-        if counter is not None:
-            counter.enter(raw)
-        try:
-            # Text in UTF-8 cannot begin with these two bytes, so nothing else is taken for gzip.
-            is_gzip = raw.peek(2)[:2] == GZIP_MAGIC
-            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if is_gzip else raw
-        finally:
-            if counter is not None:
-                counter.leave(raw)
-
-
 def _parallel_samples(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, ...]]:
     limit = source.max_line_bytes
     for sample in itertools.zip_longest(*(read_lines(path, counter, limit) for path in source.files)):
@@ -237,6 +158,15 @@ def _parallel_samples(source: TextSource, counter: ReadCounter | None) -> Iterat
             counts = [f"{path} has {sum(1 for _ in read_lines(path, None, limit)):,} lines" for path in source.files]
             raise ValueError(f"parallel files need the same number of lines: {', '.join(counts)}")
         yield sample
+
+
+def _folder_samples(
+    source: TextSource, fields: Sequence[str], counter: ReadCounter | None
+) -> Iterator[tuple[str, ...]]:
+    source.check_folder(fields)
+    if source.columns or source.header is not None:
+        raise ValueError(f"{source.files[0]} is a folder of classes; columns and header belong to tables")
+    return read_class_folders(Path(source.files[0]), counter, source.max_line_bytes)
 
 
 # ---------------------------------------------------------------------- tables
@@ -327,7 +257,7 @@ def _csv_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple
         for line in read_lines(path, counter, most):
             row_bytes += len(line) + 1
             if row_bytes > most + 1:
-                raise ValueError(_too_long(path, reader.line_num + 1, most))
+                raise ValueError(too_long(path, reader.line_num + 1, most))
             yield line + "\n"
 
     # The limit of a field is one of the whole process, and other packages read tables too: it is only ever raised.
