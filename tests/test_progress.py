@@ -111,6 +111,6 @@ def test_a_log_of_a_training_has_a_line_for_every_tenth_update() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("epoch 1 | update 10 | loss 2.000 | ppl 1.00 | primal 0.5 | lr 1.00e-03 | ")
-    for part in ("tokens/s", "left", "GB"):
+    for part in ("targets/s", "left", "GB"):
         assert part in lines[0]
     assert "\r" not in stream.getvalue()

@@ -151,7 +151,7 @@ class Progress:
 
 
 class TrainingProgress(Progress):
-    """Shows loss, learning rate, tokens a second, memory and the time left of a training.
+    """Shows loss, learning rate, targets a second, memory and the time left of a training.
 
     A terminal shows every update on one line, a log every n-th as a line of its own.
     """
@@ -165,13 +165,13 @@ class TrainingProgress(Progress):
     def show_update(
         self, epoch: int, update: int, metrics: Mapping[str, float], targets: int, lr: float, done: float
     ) -> None:
-        """Shows an update. targets: how many tokens it learned to predict; done: the share of the run that is over."""
+        """Shows an update. targets: how many tokens or labels it learned to predict; done: the run's finished share."""
         self.recent.append((time.monotonic(), targets))
         parts = [f"epoch {epoch}", f"update {update:,}"]
         parts += [f"{name} {value:{FORMATS.get(name, '.4g')}}" for name, value in metrics.items()]
         parts.append(f"lr {lr:.2e}")
-        if (speed := self.tokens_per_second()) is not None:
-            parts.append(f"{speed:,.0f} tokens/s")
+        if (speed := self.targets_per_second()) is not None:
+            parts.append(f"{speed:,.0f} targets/s")
         parts.append(f"{peak_memory() / 2**30:.2f} GB")
         self.update(" | ".join(parts), done, log=update % self.every == 0)
 
@@ -180,7 +180,7 @@ class TrainingProgress(Progress):
         self.recent.clear()
         self.recent.append((time.monotonic(), 0))
 
-    def tokens_per_second(self) -> float | None:
+    def targets_per_second(self) -> float | None:
         """The speed of the last updates; None before the first."""
         passed = self.recent[-1][0] - self.recent[0][0]
         tokens = sum(count for _, count in list(self.recent)[1:])

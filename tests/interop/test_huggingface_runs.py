@@ -31,6 +31,7 @@ from subquad.interop.huggingface import SubquadForCausalLM, SubquadTokenizer, sa
 from subquad.interop.huggingface.tokenizer import FILE, convert_tokenizer
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.tasks.image_classification import ImageClassificationTask
+from subquad.tasks.text_classification import TextClassificationTask
 from subquad.train.run import LoadedRun, load_trained
 
 LINES = ["the red house is old", "a cat sees the tree", "the old tree is red", "a house sees a cat, Ünder </s> it"]
@@ -181,6 +182,38 @@ def test_pipeline_of_images(tmp_path: Path) -> None:
         np.testing.assert_allclose([one["score"] for one in found], [p for _, p in expected], atol=1e-6)
     processor = hf.AutoImageProcessor.from_pretrained(tmp_path / "exported")
     assert processor([picture, images[0]], return_tensors="pt")["pixel_values"].shape == (2, 3, 8, 8)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words", "bpe"])
+def test_pipeline_of_text_classification(kind: str, tmp_path: Path) -> None:
+    """A classifier gives in transformers what `subquad classify` gives, alone and in a padded batch; it is trained on
+    there, and its texts are cut where ours are."""
+    rows = [("red" if "red" in line else "other", line) for line in LINES]
+    (tmp_path / "all.tsv").write_text("".join(f"{label}\t{line}\n" for label, line in rows * 5))
+    data = {
+        "splits": {split: str(tmp_path / "all.tsv") for split in ("train", "valid")},
+        "tokenizer": {"kind": kind, **({"vocab_size": 300} if kind == "bpe" else {})},
+        "max_length": 12,
+        "long_texts": "cut",
+    }
+    model = {"preset": "text_small", "dim": 16, "pooling": "first", "encoder": {**STACK, "mixer": "local"}}
+    run = trained(tmp_path, {"task": "text-classification", "data": data, "model": model, "train": {"updates": 10}})
+    save_huggingface(run, tmp_path / "exported")
+    labeller = TextClassificationTask.classifier(run)
+    pipe = hf.pipeline("text-classification", str(tmp_path / "exported"), top_k=None)
+    texts = [*LINES, "red " * 30]
+    for found in (pipe(texts, truncation=True), pipe(texts, truncation=True, batch_size=4)):
+        for ours, theirs in zip(labeller.classify(texts), found, strict=True):
+            assert [one["label"] for one in theirs] == [name for name, _ in ours]
+            np.testing.assert_allclose([one["score"] for one in theirs], [p for _, p in ours], atol=1e-5)
+    loaded = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
+    words = hf.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    batch = words(texts, truncation=True, padding=True, return_tensors="pt")
+    labels = torch.tensor([loaded.config.label2id["red"]] * len(texts))
+    output = loaded(**batch, labels=labels)
+    torch.testing.assert_close(output.loss, torch.nn.functional.cross_entropy(output.logits, labels))
+    output.loss.backward()
+    assert all(parameter.grad is not None for parameter in loaded.parameters())
 
 
 def test_trainer(text: tuple[LoadedRun, Path], tmp_path: Path) -> None:

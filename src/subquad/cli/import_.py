@@ -1,4 +1,4 @@
-"""`subquad import`: a checkpoint of another program becomes a run directory."""
+"""`subquad import`: a checkpoint of another program, or an export of ours, becomes a run directory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,13 @@ import typer
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The checkpoint, a .pt file that torch.save wrote.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="The checkpoint, a .pt file that torch.save wrote, or a folder of `subquad export --to huggingface`.",
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The run directory to write.")],
     dict_source: Annotated[
         Path | None, typer.Option(help="The dictionary of fairseq for the source, or for a language model's text.")
@@ -21,7 +27,7 @@ def import_(
         ),
     ] = True,
 ) -> None:
-    """Import a checkpoint of fairseq and of programs like it.
+    """Import a checkpoint of fairseq and of programs like it, or what `subquad export --to huggingface` wrote.
 
     The result is a run directory like those of `subquad train`, for translate, generate, evaluate, average and export.
     The file is read as data, and no code in it is run. Dictionaries (dict.LANGUAGE.txt, dict.txt) and codes (bpecodes,
@@ -32,6 +38,7 @@ def import_(
     subquad import wmt16.en-de/model.pt --out runs/wmt16
     subquad import checkpoint_best.pt --out runs/iwslt --codes code \\
         --dict-source dict.de.txt --dict-target dict.en.txt
+    subquad import digits-hf --out runs/digits-again
     subquad train runs/wmt16/recipe.yaml --out runs/wmt16 train.updates=60000 \\
         "data.splits.train=[train.en, train.de]" "data.splits.valid=[valid.en, valid.de]"
     """

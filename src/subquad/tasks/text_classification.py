@@ -201,7 +201,7 @@ class TextClassificationTask(ClassificationTask, TextTask):
             logits = model(batch["tokens"], padding=padding_if_any(batch["padding"])).logits
             return [[rank] for rank in class_ranks(logits, batch["labels"]).tolist()]
 
-        found = shards.rows(samples, ranks, "texts classified")
+        found = shards.rows(samples, ranks, "batches of texts classified")
         counts = {"tokens": int(samples.sizes[0].sum()), "cut": samples.num_cut}
         data, settings = {"sha256": fingerprint(texts), "text": origin}, {"max_tokens": most}
         return Evaluation(cls.name, split, len(texts), 0, accuracies(found[:, 0], len(classes)), data, settings, counts)

@@ -340,7 +340,7 @@ class Trainer:
         shown = {"loss": step.loss, **{name: value for name, value in metrics.items() if name != "loss"}}
         self.progress.show_update(self.cursor.epoch + 1, self.update, shown, step.targets, step.lr, self._share_done())
         if self.update % self.recipe.train.log_every == 0:
-            speed = self.progress.tokens_per_second()
+            speed = self.progress.targets_per_second()
             values = {**metrics, "train_loss": step.loss, "lr": step.lr, "norm": step.grad_norm}
             values |= {} if speed is None else {"targets_per_second": speed}
             self._write("train", values)

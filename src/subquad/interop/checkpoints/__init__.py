@@ -3,7 +3,8 @@
 Every file or folder here that defines these three names reads the checkpoints of one program; it is found by itself.
 
     SUPPORTED                              a few words that say which checkpoints it reads
-    recognises(contents)                   whether `read_pickle` gave a checkpoint of this program
+    recognises(contents)                   whether `read_pickle` gave a checkpoint of this program; of a folder,
+                                           `open_exported` gives the contents
     convert(contents, folder, texts)       returns the checkpoint as a `ConvertedRun`, or raises a ValueError that says
                                            why it cannot
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from subquad.files import wrap_corrupt_data_errors
+from subquad.interop.checkpoints.exported import open_exported
 from subquad.interop.checkpoints.run import ConvertedRun, TextFiles, write_run
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 
@@ -52,7 +54,7 @@ def convert_checkpoint(path: Path, texts: TextFiles, folder: Path | None = None)
 
     folder: where the files are that belong to the checkpoint, such as dictionaries. None: beside it.
     """
-    contents = read_pickle(path)
+    contents = open_exported(path) if path.is_dir() else read_pickle(path)
     for program in programs():
         if program.recognises(contents):
             try:

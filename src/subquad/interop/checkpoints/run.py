@@ -42,8 +42,9 @@ class ConvertedRun:
 
     origin: program and architecture, for people to read. task: as in recipes. tokenizers: by field (source and target,
     or text); image tasks have none. inputs: what else inputs.json says (see `Task.inputs`). recipe: sections or parts
-    of sections; the rest gets defaults, and names of files that the user replaces. optimizer: its state by our names
-    (see `optimizer_state`). update, epoch: how many are done. notes: lines that tell the user what was not converted.
+    of sections; the rest gets defaults. data: the whole section `data`; None: names of files that the user replaces.
+    Either way its tokenizers become those that are saved in the run. optimizer: its state by our names (see
+    `optimizer_state`). update, epoch: how many are done. notes: lines that tell the user what was not converted.
     """
 
     origin: str
@@ -52,6 +53,7 @@ class ConvertedRun:
     tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] | None = None
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     update: int = 0
     epoch: int = 0
@@ -102,17 +104,25 @@ def _full_recipe(converted: ConvertedRun, out: Path) -> dict[str, Any]:
 
 
 def _data_section(converted: ConvertedRun, out: Path) -> dict[str, Any]:
-    """Returns the data section. No checkpoint holds data, so its file names are for the user to replace."""
+    """Returns the data section. A checkpoint holds no data, so its file names are for the user to replace."""
+    if converted.data is not None:
+        own_dictionaries = converted.data.get("fairseq") is not None
+        return {**converted.data, **({} if own_dictionaries else _saved_tokenizers(converted, out))}
     splits = ("train", "valid")
     if not converted.tokenizers:
         return {"images": {split: f"data/{split}" for split in splits}}
+    if "text" in converted.tokenizers:
+        files = {split: [f"data/{split}.txt"] for split in splits}
+    else:
+        files = {split: [f"data/{split}.source", f"data/{split}.target"] for split in splits}
+    return {"splits": files, **_saved_tokenizers(converted, out)}
+
+
+def _saved_tokenizers(converted: ConvertedRun, out: Path) -> dict[str, Any]:
+    """Returns the options of a data section that name the tokenizers in the run."""
     saved = {name: {"kind": "saved", "path": str(out.resolve() / TOKENIZERS / name)} for name in converted.tokenizers}
-    if "text" in saved:
-        return {"splits": {split: [f"data/{split}.txt"] for split in splits}, "tokenizer": saved["text"]}
+    if not saved or "text" in saved:
+        return {"tokenizer": saved["text"]} if saved else {}
     source, target = converted.tokenizers["source"], converted.tokenizers["target"]
     shared = source.fingerprint() == target.fingerprint()
-    return {
-        "splits": {split: [f"data/{split}.source", f"data/{split}.target"] for split in splits},
-        "tokenizer": saved["source"],
-        "target_tokenizer": None if shared else saved["target"],
-    }
+    return {"tokenizer": saved["source"], "target_tokenizer": None if shared else saved["target"]}

@@ -63,7 +63,7 @@ def _special_ids(run: LoadedRun) -> tuple[int, int | None]:
     """Returns the first token of a text, and the mask token if there is one (see `usage`)."""
     if isinstance(run.model, MaskedLanguageModel):
         return beginning(run.tokenizer("text")), run.model.config.mask
-    sides = {Seq2Seq: "target", LanguageModel: "text"}
+    sides = {Seq2Seq: "target", LanguageModel: "text", TextClassifier: "text"}
     return run.tokenizer(sides[type(run.model)]).eos if type(run.model) in sides else 0, None
 
 
@@ -105,11 +105,12 @@ def write_export(
         write_json(temporary / DESCRIPTION, {"format": FORMAT, "model": model.config.kind, "parts": content})
         (temporary / CARD).write_text(card, encoding="utf-8")
         if run is not None:
-            _copy_inputs(run, temporary)
+            copy_inputs(run, temporary)
     return list(files.values())
 
 
-def _copy_inputs(run: Path, out: Path) -> None:
+def copy_inputs(run: Path, out: Path) -> None:
+    """Copies what turns text or images into the inputs of a run's model."""
     shutil.copy(run / INPUTS, out / INPUTS)
     if (run / TOKENIZERS).is_dir():
         shutil.copytree(run / TOKENIZERS, out / TOKENIZERS)

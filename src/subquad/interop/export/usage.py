@@ -84,9 +84,9 @@ for place in range(20):
 print(text)
 """,
 }
-TOKENS = "token ids of the tokenizer"
-MASKED = "the first token and token ids of the tokenizer; {mask} masks a word"
 BEGINS = "begins with the token that ends texts"
+TOKENS = f"{BEGINS}; then token ids of the tokenizer"
+MASKED = "the first token and token ids of the tokenizer; {mask} masks a word"
 CONTINUES = f"{BEGINS}; then the text to continue"
 NO_MEMORY = {"onnx": "memory = {}\n", "torch": "memory = []\n"}
 DESCRIBED = 'import json\n\n{imports}\nparts = json.load(open("export.json"))["parts"]\n'
@@ -105,7 +105,9 @@ def usage(form: str, graphs: Sequence[ExportGraph], end: int = 0, mask: int | No
             shape = ", ".join(map(str, graph.shapes["images"][1:]))
             programs.append(f"{IMPORTS[form]}\n{IMAGES[form].format(open=open_graph, shape=shape)}")
         elif graph.name == "model":
-            tokens, what = ("4, 5, 6", TOKENS) if mask is None else (f"{end}, 4, {mask}, 6", MASKED.format(mask=mask))
+            tokens, what = f"{end}, 4, 5, 6", TOKENS
+            if mask is not None:
+                tokens, what = f"{end}, 4, {mask}, 6", MASKED.format(mask=mask)
             programs.append(f"{IMPORTS[form]}\n{TEXT[form].format(open=open_graph, tokens=tokens, what=what)}")
         elif graph.name == "step":
             has_encoder = any(one.name == "encoder" for one in graphs)

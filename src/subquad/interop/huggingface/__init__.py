@@ -21,6 +21,7 @@ from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
 )
 
@@ -28,6 +29,7 @@ from subquad.interop.huggingface.cache import SubquadCache  # noqa: E402
 from subquad.interop.huggingface.config import SubquadConfig  # noqa: E402
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor  # noqa: E402
 from subquad.interop.huggingface.saving import save_huggingface  # noqa: E402
+from subquad.interop.huggingface.sequence_classification import SubquadForSequenceClassification  # noqa: E402
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM  # noqa: E402
 from subquad.interop.huggingface.tokenizer import SubquadPieces, SubquadTokenizer  # noqa: E402
 
@@ -35,6 +37,7 @@ AutoConfig.register(SubquadConfig.model_type, SubquadConfig)
 AutoModelForCausalLM.register(SubquadConfig, SubquadForCausalLM)
 AutoModelForSeq2SeqLM.register(SubquadConfig, SubquadForSeq2SeqLM)
 AutoModelForImageClassification.register(SubquadConfig, SubquadForImageClassification)
+AutoModelForSequenceClassification.register(SubquadConfig, SubquadForSequenceClassification)
 AutoTokenizer.register(SubquadConfig, slow_tokenizer_class=SubquadTokenizer)
 AutoTokenizer.register(SubquadConfig, fast_tokenizer_class=SubquadPieces, exist_ok=True)
 AutoImageProcessor.register(SubquadConfig, slow_image_processor_class=SubquadImageProcessor)
@@ -45,6 +48,7 @@ __all__ = [
     "SubquadForCausalLM",
     "SubquadForImageClassification",
     "SubquadForSeq2SeqLM",
+    "SubquadForSequenceClassification",
     "SubquadImageProcessor",
     "SubquadPieces",
     "SubquadTokenizer",

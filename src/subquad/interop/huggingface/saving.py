@@ -3,23 +3,33 @@
 from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import GenerationConfig
 
 from subquad.decode.limits import max_source_length, max_text_length
 from subquad.files import new_folder
-from subquad.interop.export.card import CARD, model_card
+from subquad.interop.export.card import CARD, model_card, shorten_paths
+from subquad.interop.export.files import copy_inputs
 from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.config import SubquadConfig
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor
+from subquad.interop.huggingface.sequence_classification import SubquadForSequenceClassification
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadGenerator
 from subquad.interop.huggingface.tokenizer import convert_tokenizer
-from subquad.models import Model
-from subquad.train.run import LoadedRun
+from subquad.models import Model, TextClassifier
+from subquad.tasks.text_classification import WITH_EOS, TextClassificationData, max_tokens
+from subquad.train.run import RECIPE, LoadedRun
 
 TARGET = "target"
 """The subfolder of the target's tokenizer, because a folder has only one tokenizer."""
 LONG_SOURCE = 512
 """The length of a long source. transformers has only fixed limits, and ours may grow with the source."""
+WRAPPERS: tuple[type[SubquadModel], ...] = (
+    SubquadForCausalLM,
+    SubquadForSeq2SeqLM,
+    SubquadForImageClassification,
+    SubquadForSequenceClassification,
+)
 
 
 def save_huggingface(run: LoadedRun, out: Path) -> None:
@@ -27,13 +37,18 @@ def save_huggingface(run: LoadedRun, out: Path) -> None:
     save = {
         SubquadForSeq2SeqLM: _save_translator,
         SubquadForCausalLM: _save_language_model,
-        SubquadForImageClassification: _save_classifier,
+        SubquadForImageClassification: _save_image_classifier,
+        SubquadForSequenceClassification: _save_text_classifier,
     }[_wrapper_class(run.model)]
     with new_folder(out) as folder:
         wrapped = save(run, folder)
         wrapped.config.aux_weight = run.recipe.train.aux_weight
         (folder / CARD).write_text(model_card(run.model, wrapped.usage, run, library="transformers"), encoding="utf-8")
         wrapped.save_pretrained(folder)
+        # with these `subquad import` makes a run of the folder again
+        copy_inputs(run.folder, folder)
+        recipe = shorten_paths(run.recipe.model_dump(mode="json", exclude={"track"}))
+        (folder / RECIPE).write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
 
 
 def wrap(model: Model, **config: Any) -> SubquadModel:
@@ -49,7 +64,7 @@ def wrap(model: Model, **config: Any) -> SubquadModel:
 
 def _wrapper_class(model: Model) -> type[SubquadModel]:
     """The class for a model's kind."""
-    for one in (SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadForImageClassification):
+    for one in WRAPPERS:
         if model.config.kind in one.kinds:
             return one
     raise ValueError(
@@ -60,10 +75,25 @@ def _wrapper_class(model: Model) -> type[SubquadModel]:
 # ---------------------------------------------------------------------- tasks
 
 
-def _save_classifier(run: LoadedRun, out: Path) -> SubquadModel:
+def _save_image_classifier(run: LoadedRun, out: Path) -> SubquadModel:
     SubquadImageProcessor(run.inputs["transform"]).save_pretrained(out)
+    return wrap(run.model, **_class_names(run))
+
+
+def _save_text_classifier(run: LoadedRun, out: Path) -> SubquadModel:
+    """Saves a classifier whose tokenizer cuts texts, when it is asked to, to what the model gets here."""
+    words = run.tokenizer("text")
+    wrapped = wrap(run.model, pad_token_id=words.pad, eos_token_id=words.eos, **_class_names(run))
+    assert isinstance(run.model, TextClassifier)
+    assert isinstance(run.data, TextClassificationData)
+    most = max_tokens(run.model, run.data)
+    convert_tokenizer(words, "before", None if most is None else most + WITH_EOS).save_pretrained(out)
+    return wrapped
+
+
+def _class_names(run: LoadedRun) -> dict[str, Any]:
     labels = dict(enumerate(run.inputs["classes"]))
-    return wrap(run.model, id2label=labels, label2id={label: number for number, label in labels.items()})
+    return {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}
 
 
 def _save_language_model(run: LoadedRun, out: Path) -> SubquadModel:
