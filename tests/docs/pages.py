@@ -307,7 +307,7 @@ def with_part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_data(folder: Path) -> None:
-    """A reader's own files: parallel text, plain text, images in class folders, one image, lines to translate."""
+    """A reader's own files: parallel text, plain text, texts and images in class folders, one image, lines."""
     (folder / "data/text").mkdir(parents=True)
     units, languages = ("km", "kg", "days", "May"), {"en": "the {} {}", "de": "die {} {}"}
     for split, count in {"train": 60, "valid": 8, "test": 8}.items():
@@ -315,6 +315,11 @@ def write_data(folder: Path) -> None:
             lines = [pattern.format(number, units[number % len(units)]) for number in range(count)]
             (folder / f"data/{split}.{language}").write_text("\n".join(lines) + "\n")
         (folder / f"data/text/{split}.txt").write_text("My fellow citizens, the year was good.\n" * count)
+        for label in ("pos", "neg"):
+            reviews = folder / "data/reviews" / split / label
+            reviews.mkdir(parents=True)
+            for number in range(4):
+                (reviews / f"{number}.txt").write_text(f"a {label} film, {number} of 4\n")
         for place, name in enumerate(("cat", "dog")):
             images = folder / "data/images" / split / name
             images.mkdir(parents=True)
