@@ -31,6 +31,7 @@ class LanguageModelConfig(ModelConfig):
 
     stacks: ClassVar = {"decoder": {"causal": True}}
     stack_embeddings: ClassVar = {"decoder": "embedding"}
+    ignored_data_options: ClassVar = frozenset({"answers"})
 
 
 @register_model

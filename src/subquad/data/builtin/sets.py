@@ -7,6 +7,7 @@ same versions of these packages. `load("listops")` is generated from nothing but
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,11 @@ import numpy as np
 from pydantic import Field
 
 from subquad.config import Options, nearest
+from subquad.data.builtin.associative_recall import AssociativeRecallOptions
+from subquad.data.builtin.fuzzy_recall import FuzzyRecallOptions
 from subquad.data.builtin.listops import ListOpsOptions, ListOpsSplit
+from subquad.data.builtin.recall import RecallOptions, RecallSplit
+from subquad.data.builtin.selective_copying import SelectiveCopyingOptions
 from subquad.data.images.arrays import ArrayImages
 from subquad.data.stable_rng import StableRng
 from subquad.files import digest
@@ -29,12 +34,12 @@ class BuiltinSet:
     """A data set in three splits without overlap.
 
     A split is a list of (source, target) texts if `kind` is `pairs`, a list of lines if it is `text`, samples (label,
-    text) if it is `labelled`, and `ArrayImages` if it is `images`. key: identifies the samples of a generated set
-    without generating them; None: only the samples themselves do.
+    text) if it is `labelled`, `ArrayImages` if it is `images`, and a `RecallSplit` if it is `recall`. key: identifies
+    the samples of a generated set without generating them; None: only the samples themselves do.
     """
 
     name: str
-    kind: Literal["pairs", "text", "labelled", "images"]
+    kind: Literal["pairs", "text", "labelled", "images", "recall"]
     train: Any
     valid: Any
     test: Any
@@ -152,9 +157,16 @@ def _addresses(path: Path) -> list[Mapping[str, str]]:
         return [row for row in csv.DictReader(file) if row["is_sotu"] == "True"]
 
 
+def _generate_recall(name: str, options: RecallOptions) -> BuiltinSet:
+    return BuiltinSet(name, "recall", **{split: RecallSplit(options, split) for split in SPLITS})
+
+
 SETS: dict[str, tuple[type[Options], Callable[[Any], BuiltinSet]]] = {
+    "associative_recall": (AssociativeRecallOptions, partial(_generate_recall, "associative_recall")),
     "digits": (DigitsOptions, _load_digits),
+    "fuzzy_recall": (FuzzyRecallOptions, partial(_generate_recall, "fuzzy_recall")),
     "listops": (ListOpsOptions, _load_listops),
     "phrases": (PhrasesOptions, _load_phrases),
+    "selective_copying": (SelectiveCopyingOptions, partial(_generate_recall, "selective_copying")),
     "speeches": (SpeechesOptions, _load_speeches),
 }
