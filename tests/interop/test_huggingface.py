@@ -28,7 +28,7 @@ from subquad.interop.huggingface import (
 )
 from subquad.interop.huggingface.saving import wrap
 from subquad.models import Model, build_model
-from subquad.tasks.language_model import block_losses_by_row
+from subquad.tasks.language_model import block_losses
 from subquad.tasks.translation import pair_losses_by_row
 from tests.decode.test_decoding import STACK, language_model, translator_model
 from tests.models.cases import OPTIONS, able
@@ -288,7 +288,7 @@ def test_losses_are_those_of_our_tasks() -> None:
     given = right_padded(PROMPTS)
     labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
     batch = {"inputs": given["input_ids"][:, :-1], "targets": given["input_ids"][:, 1:]}
-    nll, count = torch.tensor(block_losses_by_row(text, batch, PAD)).sum(0)
+    nll, count = torch.tensor(block_losses(text, batch, [slice(None)], PAD)).sum(0)
     torch.testing.assert_close(wrapped(text)(**given, labels=labels).loss, nll / count)
     shared = wrapped(text)(**given, labels=labels, num_items_in_batch=100).loss
     torch.testing.assert_close(shared, nll / 100)

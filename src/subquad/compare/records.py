@@ -48,6 +48,15 @@ class Score(Record):
     signature: str | None = Field(None, description="how it was computed, such as the signature of sacrebleu")
 
 
+class PositionLoss(Record):
+    """The mean loss of a language model, in nats, for tokens at the positions `first` to `last` of their blocks."""
+
+    first: int = Field(ge=0)
+    last: int = Field(ge=0)
+    loss: float
+    tokens: int = Field(ge=1)
+
+
 class CurvePoint(Record):
     """A validation. seconds: training time until then; value: the result's metric, where validation computes it."""
 
@@ -78,6 +87,7 @@ class Trial(Record):
     parameters: int | None = Field(None, ge=0)
     scores: dict[str, Score] = Field(default_factory=dict)
     per_sample: str | None = Field(None, description="file with the scores of all samples, relative to the result")
+    loss_by_position: list[PositionLoss] = Field(default_factory=list, description="of a language model, on the split")
     curve: list[CurvePoint] = Field(default_factory=list)
     training_seconds: float | None = Field(None, gt=0)
     tokens_per_second: float | None = Field(None, gt=0, description="of training")

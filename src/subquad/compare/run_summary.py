@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from subquad.compare.records import CurvePoint, EpochCost, Score, Trial
+from subquad.compare.records import CurvePoint, EpochCost, PositionLoss, Score, Trial
 from subquad.compare.variants import mixer_options
 from subquad.data.batches import BatchPlan, batch_seed
 from subquad.files import CHECKSUM, read_metadata
@@ -112,6 +112,12 @@ def read_scores(evaluation: Path, task: type[Task]) -> dict[str, Score]:
             signature=found["signature"],
         )
     return scores
+
+
+def read_position_losses(evaluation: Path) -> list[PositionLoss]:
+    """The losses of an evaluation by position in the context; none for tasks that have no such losses."""
+    content = json.loads(evaluation.read_text())
+    return [PositionLoss.model_validate(found) for found in content.get("loss_by_position", [])]
 
 
 # ---------------------------------------------------------------------- order of the data, cost of an epoch

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from subquad.compare.executors.base import Piece
 from subquad.compare.plan import Plan, TrialName, read_plan
 from subquad.compare.records import EpochCost, SampleCovariance, Trial
-from subquad.compare.run_summary import data_order, describe_run, epoch_cost, read_scores
+from subquad.compare.run_summary import data_order, describe_run, epoch_cost, read_position_losses, read_scores
 from subquad.compare.subprocesses import Log, run_module
 from subquad.environment import machine
 from subquad.evaluate.measure import Measure
@@ -117,6 +117,7 @@ class Trials:
         if failure is None:
             trial.status = "done"
             trial.scores = read_scores(folder / EVALUATION, self.plan.task)
+            trial.loss_by_position = read_position_losses(folder / EVALUATION)
             trial.per_sample = os.path.relpath(samples_path(folder / EVALUATION), self.out)
             if (order := data_order(run)) is not None:
                 trial.data_order, epoch = order.checksum, epoch_cost(trial, run, order)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from subquad.evaluate.by_position import PositionLoss
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.significance import RESAMPLES, Comparison, confidence_interval, paired_test
 from subquad.files import read_metadata, write_files
@@ -76,6 +77,7 @@ class EvaluationReport:
     seconds: float
     environment: dict[str, Any]
     against: Differences | None = None
+    loss_by_position: list[PositionLoss] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the file."""
@@ -88,7 +90,8 @@ class Evaluation:
     """The evaluation of a system on a split.
 
     samples: their number. lost: the number of samples without a result. data: a fingerprint and the origin of the
-    samples. settings: options that the result depends on. counts: numbers of tokens and the like.
+    samples. settings: options that the result depends on. counts: numbers of tokens and the like. loss_by_position: of
+    a language model, see `by_position.py`.
     """
 
     task: str
@@ -100,6 +103,7 @@ class Evaluation:
     settings: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     hypotheses: list[str] | None = None
+    loss_by_position: list[PositionLoss] | None = None
 
     def estimates(self, resamples: int = RESAMPLES) -> dict[str, MetricEstimate]:
         """Returns the value of every metric with its confidence interval."""

@@ -1,6 +1,6 @@
 """Language modelling: every token given those before it, from text cut into blocks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +15,7 @@ from subquad.data.text.prepare import ReportProgress
 from subquad.data.tokenizers.simple import IdTokenizer
 from subquad.decode.generate import Generator
 from subquad.decode.options import SampleOptions
+from subquad.evaluate.by_position import mean_losses, position_buckets
 from subquad.evaluate.perplexity import (
     ContextBlocks,
     TextSize,
@@ -28,7 +29,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
-from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.losses import LossOutput, losses_by_position, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, counted_floors, read_text
 
@@ -57,10 +58,15 @@ class BlockSamples:
         return {"inputs": batch["inputs"], "targets": batch["targets"]}
 
 
-def block_losses_by_row(model: LanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
-    """[summed nll, number of targets] of every block of a batch; targets that are padding do not count."""
+def block_losses(
+    model: LanguageModel, batch: Mapping[str, Tensor], buckets: Sequence[slice], pad: int
+) -> list[list[float]]:
+    """[summed nll, number of targets] of every block of a batch, for one bucket of positions after the other.
+
+    Targets that are padding do not count.
+    """
     x, _, _ = model.features(batch["inputs"])
-    return losses_by_row(model.head, x, batch["targets"], pad=pad)
+    return losses_by_position(model.head, x, batch["targets"], buckets, pad=pad)
 
 
 @register_task
@@ -108,12 +114,13 @@ class LanguageModelTask(BlockTask):
         lines = [line for (line,) in samples]
         store = TokenLines(tokenizer.encode_batch(lines))
         blocks = ContextBlocks(store, config.blocks, context, tokenizer.pad, tokenizer.eos)
-        losses = shards.rows(
+        buckets = position_buckets(int(blocks.sizes[0].max()))
+        found = shards.rows(
             blocks,
-            lambda batch: block_losses_by_row(model, to_device(batch, run.device), tokenizer.pad),
+            lambda batch: block_losses(model, to_device(batch, run.device), buckets, tokenizer.pad),
             "pieces of text scored",
-        )
-        losses = sum_by_document(losses, blocks.blocks)
+        ).reshape(-1, len(buckets), 2)
+        losses = sum_by_document(found.sum(1), blocks.blocks)
         tokens = int(losses[:, 1].sum())
         how = f"|context:{context}|sample:{config.blocks.tokens_per_sample}|breaks:{config.blocks.breaks}"
         how += f"|tokenizer:{tokenizer.fingerprint()[:12]}"
@@ -128,7 +135,17 @@ class LanguageModelTask(BlockTask):
         settings = {"context_window": context, **config.blocks.model_dump(mode="json")}
         data = {"sha256": fingerprint(samples), "text": origin}
         lost = blocks.blocks.total - tokens
-        return Evaluation(cls.name, split, len(lines), lost, measures, data, settings, counts)
+        return Evaluation(
+            cls.name,
+            split,
+            len(lines),
+            lost,
+            measures,
+            data,
+            settings,
+            counts,
+            loss_by_position=mean_losses(found.sum(0), buckets),
+        )
 
     def floors(self, data: LanguageModelData, split: str) -> list[Floor]:
         counts = self.count_pairs()

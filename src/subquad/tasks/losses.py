@@ -11,6 +11,7 @@ chunk's gradients at once: (tokens, vocabulary) never exists as a whole, in neit
 Classes are smoothed as in timm and torch, with smoothing / V for every class.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,14 @@ def losses_by_row(
     """[nll, number of targets] of every row: features (rows, time, dim), target (rows, time); nll is summed."""
     losses = [word_loss(head, row, words, pad=pad) for row, words in zip(features, target, strict=True)]
     return [[float(loss.nll), float(loss.count)] for loss in losses]
+
+
+def losses_by_position(
+    head: WordHead | AdaptiveHead, features: Tensor, target: Tensor, buckets: Sequence[slice], *, pad: int = 1
+) -> list[list[float]]:
+    """[nll, number of targets] of every row, as `losses_by_row`, for one bucket of positions after the other."""
+    parts = [losses_by_row(head, features[:, places], target[:, places], pad=pad) for places in buckets]
+    return [[number for pair in row for number in pair] for row in zip(*parts, strict=True)]
 
 
 def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float = 0.0) -> LossOutput:

@@ -356,6 +356,7 @@ def evaluate_to_file(
             seconds=round(time.monotonic() - start, 3),
             environment=environment(loaded.device),
             against=found.differences(other, resamples) if other is not None else None,
+            loss_by_position=found.loss_by_position,
         )
         if workers.is_rank_zero:
             write_evaluation(found, report)
