@@ -3,6 +3,7 @@
 import pytest
 
 from subquad.compare.measure.swap import SwapPoint, SwapReference
+from subquad.compare.records import PositionLoss
 from subquad.compare.report import sections
 from subquad.compare.report.formatting import format_quantity
 from subquad.compare.report.html import page
@@ -76,3 +77,38 @@ def test_a_swap_is_shown_beside_its_references() -> None:
     (point,) = [point for point in result.points(SwapPoint) if point.references]
     point.references[1] = SwapReference(name="mean of the values", reason="the baseline has lightconv")
     assert "There is no mean of the values: the baseline has lightconv." in page(result)
+
+
+def with_losses(*losses: tuple[str, int, float]) -> Result:
+    """A comparison of language models: losses of mechanisms and seeds at the position 0, half of them at 1 to 3."""
+    result = synthetic(seeds=2, labels=("softmax", "lightconv"))
+    for label, seed, loss in losses:
+        trial = next(trial for trial in result.trials if (trial.mechanism, trial.seed) == (label, seed))
+        trial.loss_by_position = [
+            PositionLoss(first=0, last=0, loss=loss, tokens=10),
+            PositionLoss(first=1, last=3, loss=loss / 2, tokens=1_030),
+        ]
+    return result
+
+
+def test_losses_by_position_are_means_over_seeds() -> None:
+    result = with_losses(("softmax", 1, 2.0), ("softmax", 2, 3.0), ("lightconv", 1, 4.0))
+    table = result.table("positions")
+    assert table.headers == ["position in the block", "softmax", "lightconv", "tokens"]
+    assert table.rows == [["0", "2.500", "4.000", "10"], ["1 to 3", "1.250", "2.000", "1,030"]]
+    content = next(section for section in sections.SECTIONS if section.name == "positions").content(result)
+    assert content is not None
+    assert content.plot is not None
+    view = content.plot.views[""]
+    assert view.x.log
+    assert [(point.x, point.y, point.dots) for point in view.series[0].points] == [
+        (1, 2.5, [2, 3]),
+        (4, 1.25, [1, 1.5]),
+    ]
+    assert "Who uses far context" in page(result)
+
+
+def test_tasks_without_losses_by_position_have_no_such_section() -> None:
+    assert "Who uses far context" not in page(synthetic())
+    with pytest.raises(ValueError, match="the section positions of this result has no table"):
+        synthetic().table("positions")
