@@ -273,6 +273,8 @@ def shortened(words: list[str]) -> list[str]:
         return words
     if "recipes/small/cifar10_softmax.yaml" in words:  # of the few images that stand for the set
         words = [*words, "data.hold_out=20"]
+    if "recipes/small/speeches_long.yaml" in words:  # blocks that fit into a short batch
+        words = [*words, "data.blocks.tokens_per_sample=256"]
     if "--context-window" in words:  # less than a sample of the small runs has
         words = [*words, "--context-window", "16"]
     return [*words, *SHORT.get(words[0], [])]

@@ -43,7 +43,7 @@ CONVOLUTIONS = {
     "wmt14_en_fr": {"dynamicconv": 179.7, "lightconv": 175.3},
     "wmt17_zh_en": {"dynamicconv": 179.7, "lightconv": 175.3},
 }
-# by hand, as the papers do not count: symbols and positions, two layers (attention, feed-forward network, norms), last norm
+# by hand, as the papers do not say: symbols and positions, two layers of attention, feed-forward network and norms
 ATTENTION, NORM = 4 * 128 * 129, 2 * 128
 SWIGLU_MODEL = (20 + 1024) * 128 + 2 * (ATTENTION + 3 * 128 * 352 + 2 * NORM) + NORM + 20 * 129
 RECALL = {

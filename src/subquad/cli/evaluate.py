@@ -43,9 +43,9 @@ def evaluate(
 ) -> None:
     """Measure the quality of a run on a split of its data.
 
-    Translation is measured by BLEU and chrF, language models by perplexity, classes of images and texts by top-1 and
-    top-5 accuracy, all with confidence intervals. Every sample of the split counts once; if one has no result, the exit
-    code is 1. Under torchrun the processes share the samples.
+    Translation is measured by BLEU and chrF, language models by perplexity, recall by the accuracy of what is asked,
+    classes of images and texts by top-1 and top-5 accuracy, all with confidence intervals. Every sample of the split
+    counts once; if one has no result, the exit code is 1. Under torchrun the processes share the samples.
 
     Examples:
     subquad evaluate runs/phrases
