@@ -77,11 +77,20 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
         (["a b\t_ a", " \t "], r"train.tsv, line 2: there are no symbols"),
         (["a b\t_ _"], r"train.tsv: nothing is asked"),
         (["a b"], r"line 1: there is no column 2"),
+        (["text\ttargets", "a b\t_ a", "a b\t_"], r"train.tsv, line 3: 2 symbols of text and 1 targets"),
     ],
 )
 def test_wrong_samples_are_named(lines: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         opened({"splits": write_tables(tmp_path, {**TEXT, "train": lines})})
+
+
+def test_lines_are_counted_below_a_header(tmp_path: Path) -> None:
+    lines = ["targets,id,text", "_ a,1,a b", "_ a,2,a b c"]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    split = {"files": [str(tmp_path / "train.csv")], "columns": ["text", "targets"]}
+    with pytest.raises(ValueError, match=r"train.csv, line 3: 3 symbols of text and 2 targets"):
+        opened({"splits": {"train": split, "valid": split}})
 
 
 @pytest.mark.parametrize(
@@ -199,7 +208,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_users_tables_are_trained_evaluated_and_exported(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_tables_are_trained_and_evaluated(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = files / "run"
     assert command(["train", str(files / "own.yaml"), "--dry-run"]) == 0
     assert command(["train", str(files / "own.yaml"), "--out", str(run)]) == 0
@@ -212,6 +221,13 @@ def test_a_users_tables_are_trained_evaluated_and_exported(files: Path, capsys: 
         model, words = (loaded := load_trained(run)).model, loaded.tokenizer("text")
         said = model(torch.tensor([words.encode("c y c")])).logits.argmax(-1)
     assert words.decode(said[0, 1:]) == "c y"
-    assert command(["export", str(run), "--to", "torch", "--out", str(files / "exported")]) == 0
     assert command(["evaluate", str(run), "--split", "tset"]) == 1
     assert "did you mean 'test'" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", ["torch", "onnx", "huggingface"])
+def test_models_of_recall_are_exported(files: Path, form: str) -> None:
+    run = files / "exported"
+    assert command(["train", str(files / "own.yaml"), "--out", str(run)]) == 0
+    assert command(["export", str(run), "--to", form, "--out", str(files / form)]) == 0

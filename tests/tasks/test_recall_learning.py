@@ -41,3 +41,30 @@ def accuracy(recipe: Any, mixer: Any, out: Path, seed: int = 1) -> float:
 def test_softmax_recalls_and_a_short_convolution_cannot(tmp_path: Path) -> None:
     assert accuracy(TINY, "softmax", tmp_path / "softmax") > 0.95
     assert accuracy(TINY, LIGHTCONV, tmp_path / "lightconv") < 0.35
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "learned", "not_learned"),
+    [("associative_recall", 0.95, 0.3), ("selective_copying", 0.9, 0.25), ("fuzzy_recall", 0.75, 0.5)],
+)
+def test_the_recipes_for_a_laptop_tell_them_apart(
+    name: str, learned: float, not_learned: float, seed: int, tmp_path: Path
+) -> None:
+    recipe = ROOT / f"recipes/small/{name}.yaml"
+    assert accuracy(recipe, "softmax", tmp_path / "softmax", seed) > learned
+    assert accuracy(recipe, LIGHTCONV, tmp_path / "lightconv", seed) < not_learned
+
+
+@pytest.mark.nightly
+def test_far_context_helps_softmax_and_not_a_short_convolution(tmp_path: Path) -> None:
+    """Beyond the five bytes that the convolution sees, its loss no longer falls with the position."""
+    gains = {}
+    for name, mixer in {"softmax": "softmax", "lightconv": LIGHTCONV}.items():
+        changes = {"model": {"decoder": {"mixer": mixer}}}
+        run = subquad.train(ROOT / "recipes/small/speeches_long.yaml", out=tmp_path / name, quiet=True, **changes)
+        losses = {one.first: one.loss for one in subquad.evaluate(run, quiet=True).loss_by_position or []}
+        gains[name] = losses[16] - losses[512]
+    assert gains["softmax"] > 0.1
+    assert abs(gains["lightconv"]) < 0.1

@@ -102,9 +102,10 @@ class RecallData(DataConfig):
         source = self.splits[split]
         if not source.columns and source.kind == "jsonl":
             source = source.model_copy(update={"columns": FIELDS})
-        line = 1
+        named = source.kind in ("csv", "tsv") and any(isinstance(column, str) for column in source.columns)
+        line = 2 if source.header or (named and source.header is None) else 1
         for sample in read_samples(source, FIELDS):
-            if not (line == 1 and sample == FIELDS):  # a table may begin with the names of its columns
+            if not (line == 1 and sample == FIELDS):  # a table may begin with names though nobody said so
                 text, targets = (field.split() for field in sample)
                 if len(text) != len(targets):
                     counts = f"{len(text):,} symbols of text and {len(targets):,} targets"
