@@ -1,5 +1,10 @@
 """Processes that work for a comparison: what is known of those that fail, and what happens after."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,3 +53,33 @@ def test_why_a_child_failed_is_its_last_line(tmp_path: Path, monkeypatch: pytest
     assert ended.peak_bytes > 1 << 20
     with pytest.raises(KeyboardInterrupt):
         run_module("stopped", [], tmp_path / "log.txt", heard.append)
+
+
+CHILD = """
+import os, sys, time
+from subquad.processes import end_with_parent
+end_with_parent()
+print(os.getpid(), flush=True)
+time.sleep(120)
+"""
+PARENT = """
+import sys
+from pathlib import Path
+from subquad.compare.subprocesses import run_module
+run_module("child", [], Path(sys.argv[1]), lambda line: print(line, flush=True))
+"""
+
+
+def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "log.txt")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        os.kill(child, 0)
+        parent.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 60
+    while Path(f"/proc/{child}").exists() and "(zombie)" not in Path(f"/proc/{child}/status").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)

@@ -45,6 +45,24 @@ def test_the_rows_of_a_section(name: str) -> None:
     assert all(column < len(table.headers) for column in table.numeric)
 
 
+@pytest.mark.parametrize("machines", [("a", "b"), ("a", "a, b")], ids=["two", "one training went on elsewhere"])
+def test_times_of_trainings_on_several_machines_are_not_compared(machines: tuple[str, str]) -> None:
+    result = synthetic()
+    times = {"training time", "peak memory"}
+    assert times <= set(result.table("mechanisms").headers)
+    for trial in result.trials:
+        trial.setting = trial.setting | {"machine": machines[0]}
+    assert times <= set(result.table("mechanisms").headers)
+    assert "minutes of training" in page(result)
+    result.trials[0].setting = result.trials[0].setting | {"machine": machines[1]}
+    assert times & set(result.table("mechanisms").headers) == {"peak memory"}
+    for name in ("epochs", "by_time"):
+        with pytest.raises(ValueError, match="has no table"):
+            result.table(name)
+    assert "minutes of training" not in page(result)
+    assert "time of the whole training" not in page(result)
+
+
 def test_what_has_no_rows_is_said() -> None:
     with pytest.raises(ValueError, match="there is no section 'length'; did you mean 'lengths'"):
         synthetic().table("length")

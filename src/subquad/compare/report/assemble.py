@@ -13,6 +13,7 @@ from subquad.compare.measure.base import Context, Margin
 from subquad.compare.measure.cache import stored_points
 from subquad.compare.plan import Plan, TrialName
 from subquad.compare.records import EpochCost, SampleCovariance, Trial
+from subquad.compare.report.fairness import machines, one_machine
 from subquad.compare.report.result import Mechanism, Metric, Result
 from subquad.compare.trials import Trials
 from subquad.compare.tuning.trials import searches
@@ -30,7 +31,7 @@ def assemble(context: Context, title: str, command: str) -> Result:
     points = {measurement.name: stored_points(measurement, context) for measurement in measure.MEASUREMENTS}
     floors, reason = stored_floors(context.out)
     no_floors = [] if reason is None else [f"Simple models of the data were not computed: {reason.rstrip('.')}."]
-    return Result(
+    result = Result(
         title=title,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
@@ -52,6 +53,10 @@ def assemble(context: Context, title: str, command: str) -> Result:
         epochs=_mean_epochs(found.epoch for found in stored.values() if found is not None),
         measurements={name: found for name, found in points.items() if found},
     )
+    if not one_machine(result):
+        names = ", ".join(machines(result))
+        result.notes.append(f"Trainings ran on several machines ({names}): their times are not compared.")
+    return result
 
 
 def _metric(plan: Plan, trials: Iterable[Trial], margin: Margin | None) -> Metric:

@@ -15,6 +15,18 @@ def trial_mean(result: Result, label: str, field: TrialNumber) -> float | None:
     return statistics.fmean(values) if values else None
 
 
+def machines(result: Result) -> list[str]:
+    """The machines that finished trainings ran on; one that does not say so is known by its processor."""
+    settings = [trial.setting for trial in result.trials if trial.status == "done"]
+    named = [setting["machine"].split(", ") if "machine" in setting else [setting.get("cpu")] for setting in settings]
+    return sorted({str(name) for names in named for name in names})
+
+
+def one_machine(result: Result) -> bool:
+    """Whether all trainings ran on one machine: only then their times are compared."""
+    return len(machines(result)) <= 1
+
+
 def parameters(result: Result, label: str) -> int | None:
     return next((trial.parameters for trial in result.trials_of(label) if trial.parameters is not None), None)
 

@@ -1,0 +1,67 @@
+"""Whole comparisons on engines, as people start them: a worker is killed while it trains, and no number changes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from subquad.cli.main import run as command
+from subquad.compare.locks import lock_path
+from subquad.compare.report.result import Result, read_result
+from subquad.environment import machine
+
+pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
+ROOT = Path(__file__).parents[3]
+RECIPE = str(ROOT / "recipes/small/digits.yaml")
+ENGINES = {"ray": ["--executor", "ray"], "slurm": ["--executor", "slurm", "--executor-options", "cluster=local"]}
+
+
+def words(out: Path, updates: int, mixers: str) -> list[str]:
+    changes = [f"train.updates={updates}", "train.validate_every=20", "schedule.warmup_updates=1"]
+    measured = ["--mixers", mixers, "--seeds", "1", "--no-floors", "--lengths", "", "--out", str(out)]
+    return ["compare", RECIPE, *changes, *measured]
+
+
+def numbers(result: Result) -> list[object]:
+    """Everything that trainings computed, besides times."""
+    curves = [[(point.update, point.loss, point.value) for point in trial.curve] for trial in result.trials]
+    return [[trial.status for trial in result.trials], [trial.scores for trial in result.trials], curves]
+
+
+@pytest.mark.usefixtures("preloaded_programs")
+def test_trials_are_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="the extra cluster is not installed")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "out"
+    assert command([*words(out, 2, "softmax"), *ENGINES["slurm"]]) == 0
+    (trial,) = read_result(out / "result.json").trials
+    assert (trial.status, trial.setting["machine"], trial.setting["threads"]) == ("done", machine(), 1)
+    assert list((out / "slurm").glob("*_result.pkl"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_worker_killed_while_it_trains_changes_no_number(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine], reason="the extra cluster is not installed")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    out, local = tmp_path / "out", tmp_path / "local"
+    line = [sys.executable, "-m", "subquad", *words(out, 300, "softmax,lightconv"), *ENGINES[engine]]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT) as process:
+        end = time.monotonic() + 300
+        while not any((out / "trials/softmax-seed1/checkpoints").glob("*")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        lock = lock_path(out, "softmax, seed 1").read_text()
+        os.kill(int(lock.partition(" process ")[2].split()[0]), signal.SIGKILL)
+        _, said = process.communicate(timeout=400)
+    assert process.returncode == 0, said
+    assert "softmax, seed 1: its worker was lost" in said
+    assert "resumed at update" in (out / "trials/softmax-seed1/log.txt").read_text()
+    here = [sys.executable, "-m", "subquad", *words(local, 300, "softmax,lightconv")]
+    subprocess.run(here, check=True, env=env, cwd=ROOT, capture_output=True)
+    assert numbers(read_result(out / "result.json")) == numbers(read_result(local / "result.json"))
