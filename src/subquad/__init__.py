@@ -7,15 +7,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from subquad.api import compare, dry_run, evaluate, load_run, train
+    from subquad.api import advise, compare, dry_run, evaluate, load_run, train
     from subquad.interop.patching import swap
     from subquad.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "compare", "dry_run", "evaluate", "load_run", "swap", "train"]
+__all__ = ["Run", "advise", "compare", "dry_run", "evaluate", "load_run", "swap", "train"]
 
 _LAZY = {
     "Run": "subquad.run",
+    "advise": "subquad.api",
     "dry_run": "subquad.api",
     "load_run": "subquad.api",
     "swap": "subquad.interop.patching",

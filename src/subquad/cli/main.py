@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import subquad
+from subquad.cli.advise import advise
 from subquad.cli.average import average
 from subquad.cli.bench import bench
 from subquad.cli.classify import classify
@@ -75,6 +76,7 @@ app.command(cls=Command)(takes_plugins(info))
 app.command(cls=Command)(takes_plugins(compare))
 app.command(cls=Command)(merge)
 app.command(cls=Command)(takes_plugins(bench))
+app.command(cls=Command)(takes_plugins(advise))
 app.command(cls=Command)(takes_plugins(demo))
 app.command(cls=Command)(takes_plugins(doctor))
 

@@ -24,6 +24,8 @@ LEAST_LENGTHS = 4
 """Three coefficients go through three points, and leave nothing to tell how sure they are."""
 HORIZON = 2.0**22
 """A length in tokens beyond which nobody asks."""
+WIDEST = 10.0
+"""Residuals of few lengths have no bounds; a cost 20,000 times as high as the model's is as good as infinite."""
 SUPPORTS = [support for size in (1, 2, 3) for support in combinations(range(3), size)]
 
 
@@ -93,6 +95,7 @@ def fit_costs(
     drawn = np.einsum("dli,mi->mdl", weights, left)
     lacking = np.sqrt(np.maximum(least**2 - sizes**2, 0))
     drawn += lacking[:, None, None] * generator.standard_normal(drawn.shape)
+    drawn = drawn.clip(-WIDEST, WIDEST)
     draws = [
         non_negative(powers, y, curve * np.exp(residual[:, :-1]))
         for y, curve, residual in zip(observed, fitted, drawn, strict=True)
