@@ -1,6 +1,7 @@
 """`subquad compare`: mechanisms in one recipe, trained, evaluated and measured, side by side."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
@@ -9,6 +10,7 @@ import typer
 
 from subquad.cli.options import RecipeFile, parse_integer, parse_mixer_options, parse_mixers, split_words
 from subquad.cli.output import print_table
+from subquad.cli.study import read_recipes, show_study
 from subquad.packages import plugins
 from subquad.processes import interruptible
 from subquad.progress import Progress
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
     from subquad.compare.comparison import Shard
     from subquad.compare.executors.base import Executor
     from subquad.compare.matching import Match
-    from subquad.train.recipe import Recipe
+    from subquad.compare.study import PlannedPart, Study
 
+SETS = {"all", "linear"}
+"""Words of --mixers that stand for several mechanisms: for those that the model can have."""
 QUICK, FULL = "256,1024,4096", "256,512,1024,2048,4096,8192,16384"
 
 
@@ -86,6 +90,13 @@ def compare(
             f'{QUICK}; "" measures no costs.'
         ),
     ] = None,
+    quality_lengths: Annotated[
+        str,
+        typer.Option(
+            help="Train, score and measure the recipe at each of these lengths, such as 256,1024,4096, with as many "
+            "tokens in an update, and end in one table and a map of decisions by length."
+        ),
+    ] = "",
     full: Annotated[bool, typer.Option("--full", help=f"Measure costs at {FULL}.")] = False,
     tokens: Annotated[int, typer.Option(min=1, help="The tokens of a batch, the same at every length.")] = 16384,
     rounds: Annotated[
@@ -143,7 +154,7 @@ def compare(
         bool, typer.Option("--dry-run", help="Show what would be trained, and compute nothing.")
     ] = False,
 ) -> None:
-    """Compare mechanisms in one recipe: quality, and cost by length.
+    """Compare mechanisms in a recipe, or in all recipes of a folder: quality, and cost by length.
 
     Each mechanism is trained, evaluated and measured, and swapped into the trained baseline. The command writes
     result.json and report.html, a page that opens offline. The same command goes on where it was interrupted and
@@ -155,6 +166,8 @@ def compare(
     subquad compare recipes/small/phrases.yaml train.updates=500 --mixers eva,wide=eva --set wide.window=32
     subquad compare recipes/small/phrases.yaml --mixers eva --mixers 'hybrid=eva*1,softmax' --set eva.schedule.lr=1e-3
     subquad compare recipes/small/phrases.yaml --mixers lightconv,lara --dry-run
+    subquad compare recipes/small/speeches.yaml --mixers lightconv,eva --tune 8 --seeds 3
+    subquad compare recipes/small/speeches.yaml --mixers lightconv,eva --quality-lengths 256,1024,4096
     subquad compare recipes/small/digits.yaml --run runs/a --run b=runs/b --baseline a --lengths ""
     subquad compare recipes/small/digits.yaml --mixers linear --executor ray --executor-options cpus=2
     subquad compare recipes/small/digits.yaml --mixers linear --shard 1/2 --out /shared/digits
@@ -163,15 +176,12 @@ def compare(
     wanted, engine = parse_shard(shard), parse_executor(executor, executor_options)
     out = out or Path("runs") / f"compare-{recipe.stem}"
     from subquad.compare import Comparison
-    from subquad.train.recipe import read_recipe
+    from subquad.compare.study import Study, plan_study
 
     if merge:
         comparison = Comparison.open(out, baseline, margin)
     else:
-        given = read_recipe(recipe, changes or [])
-        names = parse_mixers(mixers or [])
         what: dict[str, Any] = {
-            "options": parse_mixer_options(set_ or []),
             "runs": run or [],
             "baseline": baseline,
             "seeds": parse_seeds(seeds),
@@ -179,23 +189,32 @@ def compare(
             "floors": floors,
             "tune": tune,
         }
+        trained_at = [parse_integer("--quality-lengths", word) for word in split_words(quality_lengths)]
+        narrows = not SETS.isdisjoint(split_words(",".join(mixers or [])))
+        recipes = read_recipes(recipe, changes or [])
+        parts = plan_study(recipes, parse_mixers(mixers or []), trained_at, parse_mixer_options(set_ or []), narrows)
         if dry_run:
-            show_dry_run(given, names, what)
+            show_dry_run(parts, what)
             return
         words = split_words(lengths if lengths is not None else FULL if full else QUICK)
-        comparison = Comparison.create(
-            given,
-            out,
-            names,
-            **what,
-            split=split,
-            lengths=[parse_integer("--lengths", word) for word in words],
-            tokens=tokens,
-            rounds=[parse_integer("--rounds", word) for word in split_words(rounds)],
-            margin=margin,
-            max_seconds=max_seconds,
-            retry=retry,
-        )
+        what |= {
+            "split": split,
+            "lengths": [parse_integer("--lengths", word) for word in words],
+            "tokens": tokens,
+            "rounds": [parse_integer("--rounds", word) for word in split_words(rounds)],
+            "margin": margin,
+            "max_seconds": max_seconds,
+            "retry": retry,
+        }
+        if trained_at or recipe.is_dir():
+            if run:
+                raise ValueError("--run is for the comparison of one recipe at its own length")
+            study = Study.create(parts, out, **what)
+            run_comparison(study, wanted, engine)
+            if shard is None:
+                show_study(study.write_report(recipe.stem, shlex.join(["subquad", *sys.argv[1:]])), out)
+            return
+        comparison = Comparison.create(parts[0].recipe, out, parts[0].mixers, options=parts[0].options, **what)
         run_comparison(comparison, wanted, engine)
     if shard is None:
         command = _full_command(recipe, changes or [], mixers or [], set_ or [], run or [], comparison)
@@ -227,7 +246,9 @@ def _full_command(
     return shlex.join([*words, *(word for module in plugins() for word in ("--plugin", module))])
 
 
-def run_comparison(comparison: "Comparison", shard: "Shard | None" = None, executor: "Executor | None" = None) -> None:
+def run_comparison(
+    comparison: "Comparison | Study", shard: "Shard | None" = None, executor: "Executor | None" = None
+) -> None:
     """Computes what is not computed yet and shows how it goes on; Ctrl-C and the end of a job's time end it cleanly."""
     from subquad.compare.comparison import EVERYTHING
 
@@ -253,22 +274,33 @@ def show_result(result: "Result", out: Path) -> None:
         raise ValueError(f"{len(failed)} of {len(result.trials)} trainings failed ({'; '.join(failed)})")
 
 
-def show_dry_run(recipe: "Recipe", mixers: Sequence[str], what: Mapping[str, Any]) -> None:
-    """Prints the mechanisms with the parameters of their models, what is set for each, and its trials."""
-    from subquad.compare.dry_run import plan_mechanisms
+def show_dry_run(parts: "Sequence[PlannedPart]", what: Mapping[str, Any]) -> None:
+    """Prints the mechanisms with the parameters of their models, what is set for each, its trials, and their time."""
+    from subquad.compare.dry_run import estimate, plan_mechanisms
 
-    planned = plan_mechanisms(recipe, mixers, **what)
-    rows = []
-    for one in planned:
-        shown = " ".join(f"{name}={value}" for name, value in one.variant.changes.items())
-        trials = [f"{seed} ({one.runs[seed]})" if seed in one.runs else str(seed) for seed in one.seeds]
-        rows.append([one.variant.label, one.variant.mixer, f"{one.parameters:,}", shown, ", ".join(trials)])
-    print_table(["label", "mechanism", "parameters", "settings", "seeds"], rows, numeric=[2])
-    print()
-    for remark in (remark for one in planned for remark in one.variant.remarks):
-        print(f"{remark}.")
-    count = sum(seed not in one.runs for one in planned for seed in one.seeds)
-    print(f"{count} trainings. Vocabularies and classes are the recipe's; the data may have others.")
+    minutes = 0.0
+    for part in parts:
+        planned = plan_mechanisms(part.recipe, part.mixers, options=part.options, **what)
+        rows = []
+        for one in planned:
+            shown = " ".join(f"{name}={value}" for name, value in one.variant.changes.items())
+            trials = [f"{seed} ({one.runs[seed]})" if seed in one.runs else str(seed) for seed in one.seeds]
+            found = estimate(part.recipe, one, what["tune"])
+            minutes += found.minutes
+            took = [f"{found.tuning}", f"{found.trials}", found.shown]
+            rows.append([one.variant.label, one.variant.mixer, f"{one.parameters:,}", shown, ", ".join(trials), *took])
+        if len(parts) > 1:
+            print(part.part.title)
+        headers = ["label", "mechanism", "parameters", "settings", "seeds", "tuned in", "trainings", "minutes each"]
+        print_table(headers, rows, numeric=[2, 5, 6, 7])
+        print()
+        for remark in (remark for one in planned for remark in one.variant.remarks):
+            print(f"{remark}.")
+    print(
+        f"About {minutes:,.0f} minutes of training in all, estimated from a few updates with random samples on this "
+        "machine as it is now; evaluation and measurements come on top. Vocabularies and classes are the recipe's; the "
+        "data may have others."
+    )
 
 
 def parse_match(text: str) -> "Match":

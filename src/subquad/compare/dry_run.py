@@ -1,4 +1,4 @@
-"""What a comparison would train, without its data and without computing anything."""
+"""What a comparison would train and how long it would take, without its data and without training anything."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,11 @@ from typing import Any
 
 from subquad.compare.comparison import SEEDS, choose_seeds, choose_variants
 from subquad.compare.matching import Match, count_parameters, match_parameters
-from subquad.compare.variants import Variant, add_finished_runs, add_floor
+from subquad.compare.measure.lengths import ModelPasses, Shape
+from subquad.compare.measure.timing import interleaved_seconds
+from subquad.compare.tuning.search import HALVED
+from subquad.compare.variants import Variant, add_finished_runs, add_floor, variant_recipe
+from subquad.models import MODELS, build_from_config
 from subquad.train.recipe import Recipe
 
 
@@ -30,7 +34,7 @@ def plan_mechanisms(
     seeds: int | Sequence[int] = SEEDS,
     match: Match = "parameters",
     floors: bool = True,
-    tune: int = 0,  # noqa: ARG001
+    tune: int = 0,  # noqa: ARG001 (it changes no mechanism; see `estimate`)
 ) -> list[PlannedMechanism]:
     """The mechanisms of a comparison; the arguments are those of `Comparison.create`.
 
@@ -50,3 +54,50 @@ def plan_mechanisms(
         parameters = count_parameters(recipe, variant, data_dependent)
         planned.append(PlannedMechanism(variant, parameters, tuple(dict.fromkeys([*trained, *own])), own))
     return planned
+
+
+# ---------------------------------------------------------------------- time
+
+TIMED = 2
+"""Updates that are timed."""
+ASSUMED = {"vocab": 4000, "source_vocab": 4000, "target_vocab": 4000, "num_classes": 10}
+"""Sizes where only the data tells them."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The trainings of a mechanism: those of its search, those that are compared, and the minutes of one of these.
+
+    minutes_each: None if the recipe does not say how many updates there are.
+    """
+
+    tuning: int
+    trials: int
+    minutes_each: float | None
+
+    @property
+    def minutes(self) -> float:
+        return (self.trials + HALVED * self.tuning) * (self.minutes_each or 0.0)
+
+    @property
+    def shown(self) -> str:
+        return "unknown" if self.minutes_each is None else f"{self.minutes_each:,.1f}"
+
+
+def estimate(recipe: Recipe, planned: PlannedMechanism, tune: int) -> Estimate:
+    """From a few updates with a random batch. A trial of a search takes a share of a whole training on average."""
+    trials = sum(seed not in planned.runs for seed in planned.seeds) if planned.variant.trained else 0
+    tuning, train = tune if planned.variant.trained else 0, recipe.train
+    if train.minutes is not None:
+        return Estimate(tuning, trials, train.minutes)
+    if train.updates is None:
+        return Estimate(tuning, trials, None)
+    own = Recipe.parse(planned.variant.label, variant_recipe(recipe.model_dump(mode="json"), planned.variant))
+    known = own.model_data(own.task_class.expected_model_config(own.data))
+    fields = MODELS[known["kind"]].Config.model_fields
+    model = build_from_config({**{name: size for name, size in ASSUMED.items() if name in fields}, **known})
+    batch, length = own.task_class.typical_batch(own.data, own.task_class.budget(train.budget))
+    shape = Shape(batch, length or model.native_length or 1)
+    passes = ModelPasses(model.train(), own.task_class, "full", shape)
+    seconds = interleaved_seconds({"update": passes.training}, [TIMED])["update"]
+    return Estimate(tuning, trials, min(seconds) * train.updates * train.accumulate / 60)

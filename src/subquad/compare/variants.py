@@ -78,7 +78,7 @@ def build_variants(
 
     The baseline comes first. given: options of mechanisms and changes to their recipes, by label; see `split_settings`.
     """
-    pairs = [_parse_label(word) for word in mixers]
+    pairs = [parse_label(word) for word in mixers]
     if baseline not in [label for label, _ in pairs]:
         pairs.insert(0, (baseline, baseline))
     pairs.sort(key=lambda pair: pair[0] != baseline)
@@ -94,7 +94,20 @@ def build_variants(
     return [first, *(build_variant(recipe, *pair, given.get(pair[0], {}), first.model) for pair in others)]
 
 
-def _parse_label(word: str) -> tuple[str, str]:
+def applicable(recipe: Recipe, mixers: Sequence[str]) -> list[str]:
+    """Those of the mechanisms that can be used somewhere in the recipe's model: a bidirectional one in no decoder."""
+    resolved = recipe.model_data({})
+    stacks = MODELS[resolved["kind"]].Config.stacks.values()
+    forms = {"causal" if stack.get("causal") else "bidirectional" for stack in stacks} or {"bidirectional"}
+
+    def is_applicable(mixer: str) -> bool:
+        capabilities = mixer_class(mixer.partition(":")[0]).capabilities
+        return any(getattr(capabilities, form) for form in forms)
+
+    return [word for word in mixers if "*" in word or "=" in word or is_applicable(word)]
+
+
+def parse_label(word: str) -> tuple[str, str]:
     """`narrow=eva` -> narrow, eva. A pattern is no name for files and tables, so it needs a label."""
     label, _, mixer = word.partition("=")
     if "," in label or "*" in label:

@@ -216,6 +216,11 @@ class Task(ABC):
     def typical_batch(cls, data: Any, budget: Budget) -> tuple[int, int | None]:
         """The samples of a batch and the tokens of each, estimated from the recipe; None if there are no tokens."""
 
+    @classmethod
+    def at_length(cls, data: Any, length: int) -> dict[str, Any]:  # noqa: ARG003
+        """Changes to the section `data` of a recipe, by dotted names, that make its samples `length` tokens long."""
+        raise ValueError(f"samples of the task {cls.name} have lengths of their own, which no option changes")
+
     def tokenizers(self) -> dict[str, Tokenizer]:
         """The tokenizers of inputs and outputs, by side; a task without text has none."""
         return {}

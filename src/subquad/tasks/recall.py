@@ -253,6 +253,12 @@ class RecallTask(Task):
     def typical_batch(cls, data: RecallData, budget: Budget) -> tuple[int, int | None]:
         return typical_text_batch(budget, data.generator().length if data.embedded else TYPICAL_LENGTH)
 
+    @classmethod
+    def at_length(cls, data: RecallData, length: int) -> dict[str, Any]:
+        if not data.embedded:
+            raise ValueError("samples of files have lengths of their own; generated sets have any length")
+        return {"data.options.length": length}
+
     def tokenizers(self) -> dict[str, Tokenizer]:
         return {"text": self.tokenizer}
 

@@ -205,6 +205,12 @@ class BlockTask(WordTask):
     def typical_batch(cls, data: Any, budget: Budget) -> tuple[int, int | None]:
         return typical_text_batch(budget, data.blocks.tokens_per_sample)
 
+    @classmethod
+    def at_length(cls, data: Any, length: int) -> dict[str, Any]:
+        if data.blocks.breaks != "none":
+            raise ValueError("blocks have a length of their own only with data.blocks.breaks: none")
+        return {"data.blocks.tokens_per_sample": length}
+
     def tokenizers(self) -> dict[str, Tokenizer]:
         return {"text": self.tokenizer}
 

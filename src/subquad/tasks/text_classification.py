@@ -165,6 +165,13 @@ class TextClassificationTask(ClassificationTask, TextTask):
     def typical_batch(cls, data: TextClassificationData, budget: Budget) -> tuple[int, int | None]:
         return typical_text_batch(budget, data.max_length or TYPICAL_LENGTH)
 
+    @classmethod
+    def at_length(cls, data: TextClassificationData, length: int) -> dict[str, Any]:
+        """Texts are cut to the length; expressions of ListOps are made for it, from a quarter of it on as in LRA."""
+        if data.embedded == "listops":
+            return {"data.options.min_length": length // 4, "data.options.max_length": length}
+        return {"data.max_length": length, "data.long_texts": "cut"}
+
     def tokenizers(self) -> dict[str, Tokenizer]:
         return {"text": self.tokenizer}
 

@@ -49,7 +49,7 @@ def conclude(result: Result) -> list[Finding]:
 def answer(result: Result) -> str:
     """One paragraph that a person can act on."""
     said = verdicts(result)
-    if (text := _no_learning(result)) is not None:
+    if (text := no_learning(result)) is not None:
         return text
     if not said:
         return f"Nothing can be concluded yet: no mechanism was compared with {result.baseline}."
@@ -58,7 +58,7 @@ def answer(result: Result) -> str:
     return " ".join([_choice(result, said), *_longer(result)])
 
 
-def _no_learning(result: Result) -> str | None:
+def no_learning(result: Result) -> str | None:
     """Why the models say nothing about mixing, if they do not: the baseline must have learned more than a floor."""
     base = quality(result, result.baseline)
     if base is None:
@@ -97,7 +97,7 @@ def _choice(result: Result, said: dict[str, Verdict]) -> str:
     if length in failed_controls(result):
         length = None  # its times say nothing
     speeds = {} if length is None else ratios_at(result, shown_part(result), length, "training")
-    sound = [label for label in said if said[label] in ("within", "better") and not _is_below_floors(result, label)]
+    sound = replacements(result)
     faster = [label for label in sound if label in speeds and speeds[label].is_faster]
     better = [label for label in sound if said[label] == "better"]
     if faster and length is not None:
@@ -180,8 +180,16 @@ def _longer(result: Result) -> list[str]:
 # ---------------------------------------------------------------------- floors
 
 
-def _is_below_floors(result: Result, label: str) -> bool:
-    return learned_nothing(result, label) is not None or below_linear(result, label) is not None
+def replacements(result: Result) -> list[str]:
+    """The mechanisms whose quality is within the margin of the baseline's or better, and above all floors."""
+    said = verdicts(result)
+    return [
+        label
+        for label in said
+        if said[label] in ("within", "better")
+        and learned_nothing(result, label) is None
+        and below_linear(result, label) is None
+    ]
 
 
 def _floors(result: Result) -> list[str]:

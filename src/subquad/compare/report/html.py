@@ -9,6 +9,7 @@ says can therefore not become code.
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
@@ -20,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from subquad.compare.report import sections
 from subquad.compare.report.formatting import format_seeds
 from subquad.compare.report.result import Result
-from subquad.compare.report.section import Content, Section
+from subquad.compare.report.section import Content, Section, Table
 from subquad.files import write_text
 
 SCRIPTS = ("scales.js", "plot.js", "page.js")
@@ -59,6 +60,24 @@ def page(result: Result) -> str:
             },
             plots=[one for one in rendered if one.content.plot is not None],
             plot_tables=[one for one in rendered if one.section.place == "plots" and one.content.table is not None],
+        )
+    )
+
+
+def study_page(title: str, footer: str, tables: Mapping[str, Table], decisions: Table, links: Mapping[str, str]) -> str:
+    """The page of a study. tables: by title; links: to the pages of its comparisons, by their titles."""
+    style = _asset("page.css")
+    return (
+        _environment()
+        .get_template("study.html")
+        .render(
+            policy=f"default-src 'none'; style-src {_allow(style)}; base-uri 'none'",
+            style=style,
+            title=title,
+            footer=footer,
+            tables=tables,
+            decisions=decisions,
+            links=links,
         )
     )
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 REDUCTION, VALIDATIONS = 3, 9
 """A third of the trainings goes on after each rung; the validations of a whole training."""
+HALVED = 0.3
+"""About the share of a whole training that a trial takes, if a third of them goes on at each rung."""
 BEYOND = 3.0
 """How far the range of a number reaches beyond its best value: so many times."""
 NEXT_TRIED = 1.1

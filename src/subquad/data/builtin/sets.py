@@ -158,7 +158,8 @@ def _addresses(path: Path) -> list[Mapping[str, str]]:
 
 
 def _generate_recall(name: str, options: RecallOptions) -> BuiltinSet:
-    return BuiltinSet(name, "recall", **{split: RecallSplit(options, split) for split in SPLITS})
+    train, valid, test = (RecallSplit(options, split) for split in SPLITS)
+    return BuiltinSet(name, "recall", train, valid, test)
 
 
 SETS: dict[str, tuple[type[Options], Callable[[Any], BuiltinSet]]] = {

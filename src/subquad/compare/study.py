@@ -1,0 +1,138 @@
+"""Several comparisons with one answer: a recipe at several lengths, or several recipes, each in a folder of its own.
+
+    OUT/speeches-1024/      the comparison of one recipe at one length, like any other
+    OUT/study.json          where its results are
+    OUT/study.html          quality and cost by length, and a map of decisions
+
+At every length the models are trained and scored anew, with as many tokens in an update as the recipe has at its own
+length, so that quality and cost are known at the same lengths.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from subquad.compare.comparison import EVERYTHING, TOKENS, Comparison, OnProgress, Shard
+from subquad.compare.executors.base import Executor
+from subquad.compare.measure.lengths import lengthen_mixer
+from subquad.compare.report.study import StudyPart, StudyResult, write_study
+from subquad.compare.settings import change_recipe
+from subquad.compare.variants import applicable, parse_label
+from subquad.mixers import available, mixer_class
+from subquad.models.presets import merge_options
+from subquad.nn.stack import MixerChoice
+from subquad.train.recipe import Recipe
+
+EMBEDDINGS = ("source", "target", "embedding")
+STACKS = ("encoder", "decoder")
+
+
+def recipe_at(recipe: Recipe, length: int) -> Recipe:
+    """The recipe with samples of `length` tokens, as many tokens in an update, and tables that are long enough."""
+    content = recipe.model_dump(mode="json")
+    batch, own = recipe.task_class.typical_batch(recipe.data, recipe.train.budget)
+    changes = recipe.task_class.at_length(recipe.data, length)
+    tokens = recipe.train.budget.max_tokens or batch * (own or length)
+    changes |= {"train.budget.max_tokens": max(tokens, length), "train.budget.max_sentences": None}
+    content = change_recipe(content, changes)
+    resolved, longer = recipe.model_data({}), dict[str, Any]()
+    for name in EMBEDDINGS:
+        if resolved.get(name, {}).get("positions") == "learned" and resolved[name].get("max_length", 0) < length:
+            longer[name] = {"max_length": length}
+    for name in STACKS:
+        if (choice := resolved.get(name, {}).get("mixer")) is not None:
+            longer[name] = {"mixer": lengthen_mixer(MixerChoice.model_validate(choice), length)}
+    return Recipe.parse(f"{recipe.task} at {length}", {**content, "model": merge_options(content["model"], longer)})
+
+
+def options_at(mixers: Sequence[str], given: Mapping[str, Mapping[str, Any]], length: int) -> dict[str, dict[str, Any]]:
+    """The options of mechanisms, with a max_length that is enough for those that have one too short."""
+    options = {label: dict(own) for label, own in given.items()}
+    for label, mixer in map(parse_label, mixers):
+        name = mixer.partition(":")[0]
+        field = mixer_class(name).Config.model_fields.get("max_length") if name in available() else None
+        if field is not None and field.default is not None and field.default < length:
+            options.setdefault(label, {}).setdefault("max_length", length)
+    return options
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """What one comparison of a study compares; the arguments are those of `Comparison.create`."""
+
+    part: StudyPart
+    recipe: Recipe
+    mixers: Sequence[str]
+    options: Mapping[str, Mapping[str, Any]]
+
+
+def plan_study(
+    recipes: Mapping[str, Recipe],
+    mixers: Sequence[str],
+    quality_lengths: Sequence[int] = (),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    narrows: bool = False,
+) -> list[PlannedPart]:
+    """Every recipe, by name, at every length, or at its own if there is none.
+
+    narrows: leave out mechanisms that the model of a recipe cannot have.
+    """
+    planned = []
+    for name, recipe in recipes.items():
+        words = applicable(recipe, mixers) if narrows else mixers
+        if not quality_lengths:
+            planned.append(PlannedPart(StudyPart(recipe=name, folder=name), recipe, words, options or {}))
+        for length in sorted(set(quality_lengths)):
+            part = StudyPart(recipe=name, length=length, folder=f"{name}-{length}")
+            given = options_at(words, options or {}, length)
+            planned.append(PlannedPart(part, recipe_at(recipe, length), words, given))
+    return planned
+
+
+class Study:
+    """The comparisons of a study, by recipe and length."""
+
+    def __init__(self, out: Path, comparisons: Mapping[StudyPart, Comparison]) -> None:
+        self.out, self.comparisons = out, dict(comparisons)
+
+    @classmethod
+    def create(cls, planned: Sequence[PlannedPart], out: Path, **more: Any) -> Self:
+        """A new study, or an existing one that is continued; `more` are further arguments of `Comparison.create`.
+
+        Everything is checked, and all data prepared, before anything is trained. Costs are measured at the lengths
+        that are trained.
+        """
+        found = {}
+        for one in planned:
+            length = one.part.length
+            costs = {} if length is None else {"lengths": [length], "tokens": max(length, TOKENS)}
+            folder, choices = out / one.part.folder, {**more, **costs}
+            found[one.part] = Comparison.create(one.recipe, folder, one.mixers, options=one.options, **choices)
+        return cls(out, found)
+
+    def run(
+        self,
+        on_progress: OnProgress = lambda *_: None,
+        shard: Shard = EVERYTHING,
+        executor: Executor | None = None,
+    ) -> None:
+        """Computes everything that is not computed yet, one comparison after the other."""
+        counts = [comparison.step_count(shard) for comparison in self.comparisons.values()]
+        for number, (part, comparison) in enumerate(self.comparisons.items()):
+            before = sum(counts[:number])
+
+            def report(done: int, _: int, message: str, before: int = before, part: StudyPart = part) -> None:
+                on_progress(before + done, sum(counts), f"{part.title}: {message}")
+
+            comparison.run(report, shard, executor)
+
+    def write_report(self, title: str, command: str = "") -> StudyResult:
+        """The results of all comparisons, each with its own page, and the page of the study."""
+        for part, comparison in self.comparisons.items():
+            comparison.write_report(f"{title}: {part.title}", command)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        study = StudyResult(title=title, created=created, command=command, parts=list(self.comparisons))
+        write_study(study, self.out)
+        return study
