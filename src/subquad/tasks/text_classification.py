@@ -163,7 +163,8 @@ class TextClassificationTask(ClassificationTask, TextTask):
 
     @classmethod
     def typical_batch(cls, data: TextClassificationData, budget: Budget) -> tuple[int, int | None]:
-        return typical_text_batch(budget, data.max_length or TYPICAL_LENGTH)
+        generated = data.options.get("max_length") if data.embedded else None
+        return typical_text_batch(budget, data.max_length or generated or TYPICAL_LENGTH)
 
     @classmethod
     def at_length(cls, data: TextClassificationData, length: int) -> dict[str, Any]:

@@ -1,0 +1,100 @@
+"""Studies: one recipe at several lengths, several recipes in a folder, and one table of all of them."""
+
+from pathlib import Path
+
+import pytest
+
+from subquad.cli.main import run as command
+from subquad.compare.report.result import read_result
+from subquad.compare.report.study import decision_map, read_study, study_tables
+from subquad.compare.study import options_at, plan_study, recipe_at
+from subquad.compare.variants import applicable
+from subquad.mixers import available
+from subquad.train.recipe import read_recipe
+from tests.compare.plans import PAIRS
+
+ROOT = Path(__file__).parents[2]
+LONG = {path.stem: path for path in sorted((ROOT / "recipes/long").glob("*.yaml"))}
+TINY = [
+    "model.dim=8",
+    "train.updates=2",
+    "schedule.warmup_updates=0",
+    "data.options.train=16",
+    "data.options.valid=8",
+    "data.options.test=8",
+]
+
+
+@pytest.mark.parametrize("length", [64, 1024, 16384])
+@pytest.mark.parametrize("name", LONG)
+def test_the_long_recipes_have_any_length(name: str, length: int) -> None:
+    """As many tokens in an update as at the recipe's own length, or one sample."""
+    recipe = recipe_at(read_recipe(LONG[name]), length)
+    batch, tokens = recipe.task_class.typical_batch(recipe.data, recipe.train.budget)
+    assert tokens == length
+    assert batch * length == 16384
+
+
+def test_a_batch_of_samples_becomes_one_of_as_many_tokens() -> None:
+    recipe = recipe_at(read_recipe(ROOT / "recipes/small/associative_recall.yaml"), 256)
+    assert (recipe.train.budget.max_tokens, recipe.train.budget.max_sentences) == (32 * 64, None)
+
+
+def test_tables_are_long_enough() -> None:
+    learned = ["model.embedding.positions=learned", "model.embedding.max_length=1024", "model.decoder.mixer=primal"]
+    model = recipe_at(read_recipe(LONG["speeches"], learned), 4096).model
+    assert model["embedding"]["max_length"] == 4096
+    assert model["decoder"]["mixer"]["max_length"] == 4096
+    given = options_at(["eva", "short=linformer", "primal"], {"short": {"max_length": 600}}, 2000)
+    assert given == {"short": {"max_length": 600}, "primal": {"max_length": 2000}}, "what was set stays"
+
+
+def test_what_has_lengths_of_its_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="samples of the task image-classification have lengths of their own"):
+        recipe_at(read_recipe(ROOT / "recipes/small/digits.yaml"), 100)
+
+
+def test_all_means_what_the_model_can_have() -> None:
+    causal = applicable(read_recipe(LONG["speeches"]), available())
+    assert "eva" in causal
+    assert not {"lara", "linformer", "ra"} & set(causal)
+    assert applicable(PAIRS, available()) == available(), "an encoder has room for all"
+    planned = plan_study({name: read_recipe(path) for name, path in LONG.items()}, available(), [64], narrows=True)
+    assert {one.part.recipe: "lara" in one.mixers for one in planned} == {name: name == "listops" for name in LONG}
+
+
+@pytest.mark.usefixtures("preloaded_programs")
+def test_a_folder_of_recipes_at_two_lengths_ends_in_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipes, out = tmp_path / "recipes", tmp_path / "out"
+    recipes.mkdir()
+    for name in ("selective_copying", "associative_recall"):
+        text = LONG[name].read_text().replace("copied: 16", "copied: 2").replace("pairs: 16", "pairs: 2")
+        (recipes / f"{name}.yaml").write_text(text)
+    words = ["--mixers", "lightconv", "--quality-lengths", "16,32", "--seeds", "1", "--rounds", "1", "--no-floors"]
+    asked = ["compare", str(recipes), *TINY, "train.budget.max_tokens=64", *words, "--out", str(out)]
+    assert command(asked) == 0
+    shown = capsys.readouterr().out
+    assert "What to take" in shown
+    study = read_study(out)
+    assert [part.folder for part in study.parts] == [
+        "associative_recall-16",
+        "associative_recall-32",
+        "selective_copying-16",
+        "selective_copying-32",
+    ]
+    results = study.results(out)
+    quality = study_tables(results)["Quality"]
+    assert [row[0] for row in quality.rows] == ["softmax", "lightconv"]
+    assert all(cell.count("%") == 1 for row in quality.rows for cell in row[1:])
+    lengths = [result.task_lengths for result in results.values()]
+    assert lengths == [[16], [32], [16], [32]], "quality and costs are of the same length"
+    assert all(row[1:3] == ["", ""] for row in decision_map(results).rows), "one seed decides nothing"
+    page = (out / "study.html").read_text()
+    assert all(f'href="{part.folder}/report.html"' in page for part in study.parts)
+    assert all((out / part.folder / "report.html").exists() for part in study.parts)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("trial.json")}
+    assert command(asked) == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("trial.json")} == before, "nothing is trained twice"
+    assert read_result(out / "selective_copying-16" / "result.json").trials[0].status == "done"
