@@ -25,9 +25,10 @@ TestFiles = Annotated[list[str] | None, typer.Option(help=FILES.format("test"))]
 
 @data.callback()
 def about() -> None:
-    """Prepare text for training, and describe what was prepared.
+    """Divide and prepare text for training, and describe what was prepared.
 
     Examples:
+    subquad data split novel.txt --out data/text
     subquad data prepare DATA --train train.en --train train.de --valid valid.en --valid valid.de
     subquad data stats DATA
     """
@@ -105,6 +106,35 @@ def prepare(
         prepared = prepare_text(TextDataConfig.parse("data", given), folder, workers, _report_to(progress))
     described = {"folder": str(folder), "changes": dict(prepared.changes), **prepared.description}
     print(json.dumps(described, indent=2)) if as_json else _print_prepared(prepared)
+
+
+@data.command(cls=Command)
+def split(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A text, or a table: TSV, CSV or JSONL; also .gz.")],
+    out: Annotated[Path, typer.Option(help="The folder to write train, valid and test to.")],
+    held_out: Annotated[
+        float, typer.Option(help="The share of the lines that is for validation, and as much for testing.")
+    ] = 0.05,
+    shuffle: Annotated[
+        bool,
+        typer.Option("--shuffle", help="Draw the lines at random, as suits a table whose rows have no order."),
+    ] = False,
+    header: Annotated[bool, typer.Option("--header", help="The first line is a header, which all files get.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of --shuffle.")] = 0,
+) -> None:
+    """Divide one file into training, validation and test data.
+
+    A text is cut in its order, and its end is held out: lines of one passage in two splits would tell a model what it
+    is tested on.
+
+    Examples:
+    subquad data split novel.txt --out data/text
+    subquad data split reviews.csv --out data/reviews --shuffle --header --held-out 0.1
+    """
+    from subquad.data.text.split import split_file
+
+    counts = split_file(file, out, held_out, shuffle=shuffle, header=header, seed=seed)
+    print_table(["split", "lines"], [[name, f"{count:,}"] for name, count in counts.items()], numeric=[1])
 
 
 @data.command(cls=Command)
