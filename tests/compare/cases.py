@@ -6,7 +6,7 @@ import random
 from subquad.compare.measure.decoding import DecodingPoint
 from subquad.compare.measure.lengths import LengthPoint, Part, Timing
 from subquad.compare.measure.swap import SwapPoint, SwapReference
-from subquad.compare.records import CurvePoint, EpochCost, SampleCovariance, Score, Trial
+from subquad.compare.records import CurvePoint, EpochCost, SampleCovariance, Score, Trial, Tuning, TuningTrial
 from subquad.compare.report.result import Mechanism, Metric, Result
 
 ROUNDS = (1.0, 0.97, 1.05, 1.01, 0.99, 1.02, 0.98, 1.0, 1.03)
@@ -56,9 +56,21 @@ def synthetic(seeds: int = 3, labels: tuple[str, ...] = tuple(SHAPES)) -> Result
         result.epochs.append(
             EpochCost(mechanism=label, seconds=60 * (1 + SHAPES[label][1] * 20), peak_bytes=900_000_000, updates=450)
         )
+    result.tuning = [_search(label) for label in labels]
     result.add_points([_swap(label, labels[0]) for label in labels])
     result.add_points([_decoding(label) for label in labels])
     return result
+
+
+def _search(label: str) -> Tuning:
+    """A search over four learning rates, of which the largest is stopped."""
+    loss = {rate: 2 + abs(math.log10(rate / 2e-3)) for rate in (3e-4, 1e-3, 3e-3, 1e-2)}
+    trials = [
+        TuningTrial(settings={"schedule.lr": rate}, status="stopped" if rate > 5e-3 else "done", value=value, updates=90)
+        for rate, value in loss.items()
+    ]
+    chosen = {"schedule.lr": 3e-3}
+    return Tuning(mechanism=label, metric="loss", better="lower", trials=trials, chosen=chosen, edges=["schedule.lr"])
 
 
 def _trial(draw: random.Random, label: str, seed: int, luck: float) -> Trial:

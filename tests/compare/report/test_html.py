@@ -159,7 +159,8 @@ def test_plots_are_drawn_and_fit(browser: Any, tmp_path: Path, width: int, schem
     assert shown.count("#swap .curve") == 6
     lines = shown.page.locator("#swap .reference").all_text_contents()
     assert sorted(lines) == ["mean of the values", "no mixing", "softmax as it was trained"]
-    assert shown.count(".plot svg[role=img][aria-label]") == 4
+    assert shown.count("#tuning .mark") == 6 * 4
+    assert shown.count(".plot svg[role=img][aria-label]") == 5
     labels = shown.page.locator("#lengths text").all_text_contents()
     assert {"256", "1,024", "4,096", "16,384"} <= set(labels)
     names = shown.page.locator("#lengths .name").count()
