@@ -1,5 +1,6 @@
 """Image classification: from files to batches, mixed targets, and runs that resume bit by bit."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from subquad.data.images.arrays import ArrayImages
 from subquad.data.images.inputs import Standardize
 from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.transforms import AugmentOptions
-from subquad.models import build_model
+from subquad.models import build_from_config, build_model
 from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import latest, load_checkpoint
 from subquad.train.recipe import Recipe
@@ -215,3 +216,35 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one(tmp_path: Path) -> None:
         weights.append(load_checkpoint(path).model)
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_enlarged_digits_are_read_pixel_by_pixel(size: int, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
+    given = recipe_data({"embedded": "digits", "options": {"size": size}})
+    given["model"] = {**MODEL, "patch_size": 1, "encoder": {**MODEL["encoder"], "mixer": "lightconv"}}
+    given["train"] = {"updates": 1, "budget": {"max_sentences": 4}}
+    task = build_task(Recipe.parse("recipe", given), tmp_path)
+    model = build_from_config(Recipe.parse("recipe", given).model_data(task.data_dependent_model_config()))
+    assert model.native_length == size**2
+    batch = task.samples("train", training=True).batch(np.arange(4))
+    loss = task.loss(model, batch)
+    loss.total.backward()
+    assert loss.count == 4
+    if size == 16:
+        (tmp_path / "pixels.yaml").write_text(yaml.safe_dump(given))
+        assert run(["train", str(tmp_path / "pixels.yaml"), "--out", str(tmp_path / "run")]) == 0
+        assert run(["evaluate", str(tmp_path / "run"), "--resamples", "10"]) == 0
+
+
+@pytest.mark.nightly
+def test_pixels_are_compared_at_the_length_of_the_image(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
+    given = recipe_data({"embedded": "digits", "options": {"size": 16}})
+    given["model"] = {**MODEL, "patch_size": 1}
+    (tmp_path / "pixels.yaml").write_text(yaml.safe_dump(given))
+    words = ["--mixers", "softmax,lightconv", "--seeds", "1", "--lengths", "64", "--rounds", "2"]
+    assert run(["compare", str(tmp_path / "pixels.yaml"), *words, "--out", str(tmp_path / "compared")]) == 0
+    result = json.loads((tmp_path / "compared" / "result.json").read_text())
+    assert result["task_lengths"] == [256]
+    assert {point["length"] for point in result["measurements"]["lengths"]} == {64, 256}

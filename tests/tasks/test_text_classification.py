@@ -245,3 +245,16 @@ def test_listops_is_prepared_once_and_streamed(tmp_path: Path) -> None:
     given["data"]["options"] = {**sizes, "seed": 5}
     build_task(Recipe.parse("recipe", given), tmp_path)
     assert (tmp_path / "train.csv").stat().st_mtime_ns != before[tmp_path / "train.csv"]
+
+
+@pytest.mark.nightly
+def test_listops_is_learned_by_attention_and_not_by_counting(tmp_path: Path) -> None:
+    """The small recipe, shortened: attention finds the first operator, and a model without mixing cannot."""
+    found = {}
+    for mixer in ("softmax", "identity"):
+        changes = [f"model.encoder.mixer={mixer}", "train.updates=300", "train.validate_every=300"]
+        recipe = Path(__file__).parents[2] / "recipes/small/listops.yaml"
+        assert command(["train", str(recipe), *changes, "--out", str(tmp_path / mixer)]) == 0
+        found[mixer] = evaluate_run(load_trained(tmp_path / mixer), "test").measures["top1"].value
+    assert found["softmax"] > 0.3
+    assert found["identity"] < 0.27

@@ -27,9 +27,9 @@ def import_(
         ),
     ] = True,
 ) -> None:
-    """Import a checkpoint of fairseq and of programs like it, or what `subquad export --to huggingface` wrote.
+    """Import a checkpoint of fairseq and of programs like it.
 
-    The result is a run directory like those of `subquad train`, for translate, generate, evaluate, average and export.
+    A folder that `subquad export --to huggingface` wrote is imported as well. The result is a run directory like those of `subquad train`, for translate, generate, evaluate, average and export.
     The file is read as data, and no code in it is run. Dictionaries (dict.LANGUAGE.txt, dict.txt) and codes (bpecodes,
     code) are looked for beside the checkpoint and in the data folder that it names, unless options name them. Further
     training needs data, as in the last example.
