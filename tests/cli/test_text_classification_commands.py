@@ -118,7 +118,7 @@ COMPARED = ["--mixers", "softmax,lightconv", "--seeds", "1", "--lengths", "16", 
 
 
 def test_a_comparison_is_planned(run: Path, tmp_path: Path) -> None:
-    words = [*COMPARED, "--out", tmp_path / "compared", "--dry-run"]
+    words = [*COMPARED, "--out", str(tmp_path / "compared"), "--dry-run"]
     shown = subquad("compare", run.parent / "reviews.yaml", *words).stdout
     assert "lightconv" in shown
     assert not (tmp_path / "compared" / "result.json").exists()

@@ -200,12 +200,12 @@ def test_pipeline_of_text_classification(kind: str, tmp_path: Path) -> None:
     run = trained(tmp_path, {"task": "text-classification", "data": data, "model": model, "train": {"updates": 10}})
     save_huggingface(run, tmp_path / "exported")
     labeller = TextClassificationTask.classifier(run)
-    pipe = hf.pipeline("text-classification", str(tmp_path / "exported"), top_k=None)
+    pipe: Any = hf.pipeline("text-classification", str(tmp_path / "exported"), top_k=None)
     texts = [*LINES, "red " * 30]
     for found in (pipe(texts, truncation=True), pipe(texts, truncation=True, batch_size=4)):
         for ours, theirs in zip(labeller.classify(texts), found, strict=True):
             assert [one["label"] for one in theirs] == [name for name, _ in ours]
-            np.testing.assert_allclose([one["score"] for one in theirs], [p for _, p in ours], atol=1e-5)
+            assert [one["score"] for one in theirs] == pytest.approx([value for _, value in ours], abs=1e-5)
     loaded = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
     words = hf.AutoTokenizer.from_pretrained(tmp_path / "exported")
     batch = words(texts, truncation=True, padding=True, return_tensors="pt")

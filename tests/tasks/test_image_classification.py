@@ -22,7 +22,7 @@ from subquad.train.recipe import Recipe
 from subquad.train.run import build_task
 
 SMALL_AUGMENT = {"size": 8, "crop": "pad", "randaugment": None, "eval_crop": 1.0}
-MODEL = {
+MODEL: dict[str, Any] = {
     "preset": "vision_small",
     "patch_size": 4,
     "dim": 16,

@@ -14,7 +14,8 @@ import yaml
 from subquad.cli.main import run as command
 from subquad.data.batches import BatchPlan, Budget
 from subquad.models import TextClassifier, build_model
-from subquad.tasks.text_classification import TextClassificationTask
+from subquad.tasks.base import Floor
+from subquad.tasks.text_classification import TextClassificationData, TextClassificationTask
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task, evaluate_run, load_trained
 
@@ -168,6 +169,7 @@ def test_the_loss_of_a_batch_is_that_of_its_texts_one_by_one(pooling: str, tmp_p
 def test_random_batches_have_the_asked_shape(tmp_path: Path) -> None:
     task = task_of(tmp_path)
     model = build_model("text_small", dim=16, encoder=STACK, **task.data_dependent_model_config())
+    assert isinstance(model, TextClassifier)
     batch = task.random_batch(model, 3, 50, torch.Generator().manual_seed(0))
     assert batch["tokens"].shape == (3, 50)
     loss, _ = task.model_loss(model, batch)
@@ -213,20 +215,22 @@ def test_the_chance_level_and_the_main_metric_are_those_of_images(run: Path) -> 
     assert task.chance_level({"num_classes": 2}, 10_000) == pytest.approx(51)
 
 
+def floors_of(task: TextClassificationTask, path: Path) -> dict[str, Floor]:
+    data = recipe_data(dict.fromkeys(("train", "test"), str(path)))["data"]
+    return {floor.name: floor for floor in task.floors(TextClassificationData.parse("data", data), "test")}
+
+
 def test_floors_are_the_majority_and_a_linear_model_of_counts(tmp_path: Path) -> None:
     samples = [("a", "x y"), ("b", "y z"), ("a", "x x y"), ("a", "y x"), ("b", "z y z")] * 8
     task = task_of(tmp_path, samples)
-    data = Recipe.parse("recipe", recipe_data({name: str(tmp_path / "all.tsv") for name in ("train", "test")})).data
-    floors = {floor.name: floor for floor in task.floors(data, "test")}
+    floors = floors_of(task, tmp_path / "all.tsv")
     most = Counter(label for label, _ in samples).most_common(1)[0][1]
     assert floors["majority class"].value == pytest.approx(100 * most / len(samples))
     assert floors["linear probe"].value == 100, "the counts of x and z tell the classes apart"
     assert "texts of test" in floors["linear probe"].how
-    order = [(label, text) for label, text in [("a", "x y"), ("b", "y x")] * 20]
     (tmp_path / "order").mkdir()
-    ordered = task_of(tmp_path / "order", order)
-    splits = {name: str(tmp_path / "order" / "all.tsv") for name in ("train", "test")}
-    floors = {floor.name: floor for floor in ordered.floors(Recipe.parse("r", recipe_data(splits)).data, "test")}
+    ordered = task_of(tmp_path / "order", [("a", "x y"), ("b", "y x")] * 20)
+    floors = floors_of(ordered, tmp_path / "order" / "all.tsv")
     assert floors["linear probe"].value == 50, "counts do not know the order"
 
 
@@ -241,6 +245,7 @@ def test_listops_is_prepared_once_and_streamed(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.suffix in (".csv", ".tokens")}
     build_task(recipe, tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert isinstance(recipe.data, TextClassificationData)
     assert task.floors(recipe.data, "test")[0].name == "majority class"
     given["data"]["options"] = {**sizes, "seed": 5}
     build_task(Recipe.parse("recipe", given), tmp_path)

@@ -29,10 +29,11 @@ def import_(
 ) -> None:
     """Import a checkpoint of fairseq and of programs like it.
 
-    A folder that `subquad export --to huggingface` wrote is imported as well. The result is a run directory like those of `subquad train`, for translate, generate, evaluate, average and export.
-    The file is read as data, and no code in it is run. Dictionaries (dict.LANGUAGE.txt, dict.txt) and codes (bpecodes,
-    code) are looked for beside the checkpoint and in the data folder that it names, unless options name them. Further
-    training needs data, as in the last example.
+    A folder that `subquad export --to huggingface` wrote is imported as well. The result is a run directory like those
+    of `subquad train`, for translate, generate, classify, evaluate, average and export. The file is read as data, and
+    no code in it is run. Dictionaries (dict.LANGUAGE.txt, dict.txt) and codes (bpecodes, code) are looked for beside
+    the checkpoint and in the data folder that it names, unless options name them. Further training needs data, as in
+    the last example.
 
     Examples:
     subquad import wmt16.en-de/model.pt --out runs/wmt16
