@@ -45,7 +45,12 @@ def evaluated(symbols: list[str]) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"depth": 5, "arguments": 5}, {"min_length": 8, "max_length": 20}, {"min_length": 900, "max_length": 1000}],
+    [
+        {},
+        {"depth": 5, "arguments": 5},
+        {"min_length": 8, "max_length": 20},
+        {"min_length": 900, "max_length": 1000, "train": 9, "valid": 3, "test": 3},
+    ],
 )
 def test_labels_are_the_values_within_all_limits(options: dict[str, Any]) -> None:
     listops = small(**options)

@@ -193,7 +193,7 @@ def test_pt2_steps_write_what_greedy_decoding_writes(texts: Path) -> None:
     end = loaded.tokenizer("text").eos
     assert isinstance(loaded.model, LanguageModel)
     scorer = LanguageModelScorer(loaded.model, loaded.model.init_state(1))
-    likeliest, written = loaded.model(torch.tensor([[4, 5, 6]])).logits.argmax(-1), greedy(scorer, [end, 4, 5, 6])
+    likeliest, written = loaded.model(torch.tensor([[end, 4, 5, 6]])).logits.argmax(-1), greedy(scorer, [end, 4, 5, 6])
     assert len(set(written[4:])) > 2
     assert without_subquad(texts / "out") == [str(likeliest), str(written)]
 

@@ -87,6 +87,7 @@ def prepare(
     subquad data prepare DATA --train train.en.gz --train train.de.gz --valid val.en.gz --valid val.de.gz
     subquad data prepare DATA --train pairs.tsv --columns en,de --tokenizer bpe --vocab-size 8000
     subquad data prepare DATA --samples text --train train.txt --valid valid.txt --tokenizer words
+    subquad data prepare DATA --samples labelled --train reviews/train --valid reviews/valid --tokenizer bytes
     """
     from subquad.data.text.prepare import TextDataConfig, prepare_text
     from subquad.files import read_yaml
