@@ -196,7 +196,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe for the tables of a user, in which a symbol is followed by the one that was before it."""
     folder = tmp_path_factory.mktemp("recall")
     lines = [f"{a} {b} {a}\t_ {a} {b}" for a in "abcd" for b in "wxyz"] * 4
-    splits = write_tables(folder, dict.fromkeys(("train", "valid", "test"), lines))
+    splits = write_tables(folder, {"train": lines, "valid": lines, "test": [*lines, "a b c\t_ _ _"]})
     recipe = {
         "task": "recall",
         "data": {"splits": splits},
@@ -214,8 +214,8 @@ def test_a_users_tables_are_trained_and_evaluated(files: Path, capsys: pytest.Ca
     assert command(["train", str(files / "own.yaml"), "--out", str(run)]) == 0
     assert command(["evaluate", str(run)]) == 0
     found = json.loads((run / "evaluation-test.json").read_text())
-    assert (found["task"], found["samples"], found["lost"]) == ("recall", 64, 0)
-    assert found["counts"] == {"asked": 128, "tokens": 192}
+    assert (found["task"], found["samples"], found["lost"]) == ("recall", 65, 0)
+    assert found["counts"] == {"asked": 128, "tokens": 195}
     assert found["metrics"]["accuracy"]["value"] == 1.0
     with torch.inference_mode():
         model, words = (loaded := load_trained(run)).model, loaded.tokenizer("text")

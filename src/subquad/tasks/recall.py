@@ -298,7 +298,8 @@ class RecallTask(Task):
         samples = config.open_split(split, tokenizer)
         counts = shards.rows(samples, count_right, "samples scored")
         how = f"per:asked symbol|tokenizer:{tokenizer.fingerprint()[:12]}"
-        measures = {"accuracy": Measure(counts, accuracy_score, how, percent=True)}
+        asked = counts[counts[:, 1] > 0]  # a resample of samples that ask for nothing would have no accuracy
+        measures = {"accuracy": Measure(asked, accuracy_score, how, percent=True)}
         data = {"sha256": config.fingerprint(split), "text": "generated" if config.embedded else "as given"}
         totals = {"asked": int(counts[:, 1].sum()), "tokens": int(samples.sizes[0].sum())}
         return Evaluation(cls.name, split, len(counts), 0, measures, data, counts=totals)
