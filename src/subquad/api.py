@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from subquad.compare import Comparison, Result
-from subquad.compare import advise as advising
+from subquad.compare.advise import advise
 from subquad.compare.comparison import LENGTHS, MAX_SECONDS, SEEDS, TOKENS
-from subquad.compare.cost_studies import OnStep
 from subquad.compare.executors import build_executor
 from subquad.compare.executors.base import Executor
 from subquad.compare.matching import Match
@@ -348,47 +347,3 @@ def compare(
     with Progress(stream=io.StringIO() if quiet else None) as progress:
         comparison.run(progress.report, executor=engine)
     return comparison.write_report(title or name or "Comparison", command)
-
-
-def advise(
-    length: int,
-    *,
-    causal: bool = False,
-    memory: str | int | None = None,
-    recipe: RecipeLike | None = None,
-    mixers: Sequence[str] = (),
-    results: Sequence[str | Path] = (),
-    lengths: Sequence[int] = advising.LENGTHS,
-    rounds: int = advising.ROUNDS,
-    dim: int = advising.WIDTH,
-    heads: int = advising.HEADS,
-    on_step: OnStep = lambda *_: None,
-) -> advising.Advice:
-    """Predicts what mechanisms cost at a length, before anything is trained, and says what to compare next.
-
-    length: of a sequence, in tokens. causal: whether single layers are causal. memory: such as "16G" or a number of
-    bytes, into which a training pass of one sequence should fit. recipe: measure its whole model instead of single
-    layers of width `dim` with `heads` heads. mixers: names of mechanisms, by default all of linear memory. results:
-    files result.json of comparisons to read costs and quality from, instead of measuring. lengths, rounds: what is
-    measured, and how often. on_step: receives how many steps are done, of how many, and what was the last.
-
-    >>> import subquad
-    >>> advice = subquad.advise(512, mixers=["lightconv"], lengths=[16, 32, 48, 64], rounds=2, dim=16, heads=2)
-    >>> [row.mechanism for row in advice.rows], advice.rows[1].speed.low <= advice.rows[1].speed.high
-    (['softmax', 'lightconv'], True)
-    """
-    path = recipe if isinstance(recipe, str | Path) else "RECIPE.yaml"
-    return advising.advise(
-        length,
-        causal=causal,
-        memory=memory,
-        recipe=None if recipe is None else read_recipe(recipe, []),
-        recipe_name=str(path),
-        mixers=mixers,
-        results=[Path(one) for one in results],
-        lengths=lengths,
-        rounds=rounds,
-        dim=dim,
-        heads=heads,
-        on_step=on_step,
-    )

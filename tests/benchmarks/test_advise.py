@@ -18,7 +18,13 @@ def test_where_a_ratio_passes_one() -> None:
 def test_what_an_interval_holds() -> None:
     found, unknown = Prediction(value=150, low=90, high=210), Prediction(value=None, low=500, high=None)
     lengths = [100, 200, 400]
-    assert [agrees(found, measured, lengths) for measured in (0, 80, 150, 220, None)] == [True, False, True, False, False]
+    assert [agrees(found, measured, lengths) for measured in (0, 80, 150, 220, None)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert [agrees(unknown, measured, lengths) for measured in (0, 300, 600, None)] == [False, False, True, True]
 
 

@@ -54,7 +54,9 @@ def test_the_command_measures_predicts_and_says_what_to_run(tmp_path: Path) -> N
 
 def test_a_recipe_is_measured_as_a_whole_and_the_command_is_for_it() -> None:
     advice = subquad.advise(100, recipe=RECIPE, mixers=["lightconv", "lara"], lengths=[8, 12, 16, 32], rounds=1)
-    assert [(row.mechanism, row.status) for row in advice.rows] == [(n, "done") for n in ("softmax", "lightconv", "lara")]
+    assert [(row.mechanism, row.status) for row in advice.rows] == [
+        (n, "done") for n in ("softmax", "lightconv", "lara")
+    ]
     assert any("lara" in note and "decoder" in note for note in advice.notes), "where it is not used"
     needed = advice.rows[0].bytes
     assert needed is not None
@@ -122,7 +124,9 @@ def test_noise_of_rounds_widens_intervals() -> None:
             ]
         return found
 
-    sure, unsure = (study(spread).fit_seconds("conv", "softmax").crossover("conv", "softmax") for spread in (0.001, 0.1))
+    sure, unsure = (
+        study(spread).fit_seconds("conv", "softmax").crossover("conv", "softmax") for spread in (0.001, 0.1)
+    )
     assert sure.value == unsure.value == pytest.approx(400)
     assert unsure.low < sure.low < 400 < sure.high < unsure.high
 

@@ -99,7 +99,15 @@ def show_advice(advice: "Advice") -> None:
     """Prints the table, what was refused and why, the notes, and the command."""
     from subquad.compare.report.formatting import NOTHING
 
-    headers = ["mechanism", f"training at {advice.length:,} tokens", "speed", "faster from", "memory", "fits", "quality"]
+    headers = [
+        "mechanism",
+        f"training at {advice.length:,} tokens",
+        "speed",
+        "faster from",
+        "memory",
+        "fits",
+        "quality",
+    ]
     done = [row for row in advice.rows if row.status == "done"]
     cells = [_cells(row, advice.memory_bytes is not None) for row in done]
     kept = [i for i in range(len(headers)) if i == 0 or any(row[i] != NOTHING for row in cells)]

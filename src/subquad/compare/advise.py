@@ -7,9 +7,9 @@ known from stored comparisons alone, at their own lengths.
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field
@@ -22,7 +22,7 @@ from subquad.compare.report.quality import differences, verdicts
 from subquad.compare.statistics.cost_models import LEAST_LENGTHS, CostModels, Interval
 from subquad.environment import environment
 from subquad.mixers import available, mixer_class
-from subquad.train.recipe import Recipe
+from subquad.train.recipe import Recipe, read_recipe
 
 LENGTHS = (128, 256, 384, 512, 768, 1024, 1536, 2048)
 ROUNDS = 5
@@ -90,17 +90,28 @@ def advise(
     *,
     causal: bool = False,
     memory: str | int | None = None,
-    recipe: Recipe | None = None,
-    recipe_name: str = "RECIPE.yaml",
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
     mixers: Sequence[str] = (),
-    results: Sequence[Path] = (),
+    results: Sequence[str | Path] = (),
     lengths: Sequence[int] = LENGTHS,
     rounds: int = ROUNDS,
     dim: int = WIDTH,
     heads: int = HEADS,
     on_step: OnStep = lambda *_: None,
 ) -> Advice:
-    """Measures or reads costs, and predicts those at a length; see `subquad.api.advise` for the arguments."""
+    """Predicts what mechanisms cost at a length, before anything is trained, and says what to compare next.
+
+    length: of a sequence, in tokens. causal: whether single layers are causal. memory: such as "16G" or a number of
+    bytes, into which a training pass of one sequence should fit. recipe: measure its whole model instead of single
+    layers of width `dim` with `heads` heads. mixers: names of mechanisms, by default all of linear memory. results:
+    files result.json of comparisons to read costs and quality from, instead of measuring. lengths, rounds: what is
+    measured, and how often. on_step: receives how many steps are done, of how many, and what was the last.
+
+    >>> import subquad
+    >>> advice = subquad.advise(512, mixers=["lightconv"], lengths=[16, 32, 48, 64], rounds=2, dim=16, heads=2)
+    >>> [row.mechanism for row in advice.rows], advice.rows[1].speed.low <= advice.rows[1].speed.high
+    (['softmax', 'lightconv'], True)
+    """
     limit = None if memory is None else parse_bytes(memory)
     lengths = sorted(set(lengths))
     if length < 1:
@@ -109,11 +120,12 @@ def advise(
         raise ValueError(f"costs are predicted from {LEAST_LENGTHS} measured lengths or more (got {len(lengths)})")
     if causal and (recipe is not None or results):
         raise ValueError("causal is for single layers: the model of a recipe or of a result says itself what is causal")
-    chosen = list(mixers) or [name for name in available() if mixer_class(name).capabilities.linear]
+    name = str(recipe) if isinstance(recipe, str | Path) else "RECIPE.yaml"
+    chosen = list(mixers) or [known for known in available() if mixer_class(known).capabilities.linear]
     if results:
-        studies = [read_study(path) for path in results]
+        studies = [read_study(Path(path)) for path in results]
     elif recipe is not None:
-        studies = [measure_recipe(recipe_name, recipe, chosen, lengths, rounds, on_step)]
+        studies = [measure_recipe(name, read_recipe(recipe, []), chosen, lengths, rounds, on_step)]
     else:
         studies = [measure_layers(BenchPlan(chosen, lengths, dim, heads, 1, causal, rounds), on_step)]
     rows = [row for study in studies for row in _rows(study, length, limit)]
@@ -124,7 +136,7 @@ def advise(
         rows=rows,
         candidates=candidates,
         notes=_notes(studies, rows, length, bool(results)),
-        command=_command(recipe_name, candidates, studies[0].baseline, length),
+        command=_command(name, candidates, studies[0].baseline, length),
         environment=environment(torch.device("cpu")),
     )
 
@@ -153,9 +165,7 @@ def _rows(study: Study, length: int, limit: int | None) -> list[Row]:
             study.refused.setdefault(name, f"it was measured at fewer than {LEAST_LENGTHS} lengths")
     known = {row.mechanism for row in rows}
     refused = {name: reason for name, reason in study.refused.items() if name not in known}
-    rows += [
-        Row(mechanism=name, study=study.what, status="refused", reason=reason) for name, reason in refused.items()
-    ]
+    rows += [Row(mechanism=name, study=study.what, status="refused", reason=reason) for name, reason in refused.items()]
     return rows
 
 
@@ -214,7 +224,9 @@ def _notes(studies: Sequence[Study], rows: Sequence[Row], length: int, stored: b
         notes.append("Memory is that of one layer and one sequence, without weights; --recipe predicts whole models.")
     longest = max((row.longest or 0 for row in rows), default=0)
     if length > FAR * longest:
-        notes.append(f"{length:,} tokens are far beyond the {longest:,} that were measured: measure longer (--lengths).")
+        notes.append(
+            f"{length:,} tokens are far beyond the {longest:,} that were measured: measure longer (--lengths)."
+        )
     notes += [remark for study in studies for remark in study.remarks]
     return notes if stored else [*notes, NO_STUDY]
 

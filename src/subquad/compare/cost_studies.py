@@ -77,7 +77,7 @@ class Study:
 
 
 def _noise(found: Sequence[Observation]) -> float:
-    """The standard deviation of the logarithm of a median of rounds, pooled over lengths; 0 where one round was made."""
+    """The standard deviation of the logarithm of a median of rounds, pooled over lengths; 0 if there was one round."""
     repeated = [[math.log(value) for value in one.seconds] for one in found if len(one.seconds) > 1]
     if not repeated:
         return 0.0

@@ -85,7 +85,7 @@ def test_an_engine_is_one_class_and_a_lost_worker_is_replaced_so_often(tmp_path:
     assert sum("its worker was lost (it was switched off); another goes on" in line for line in lines) == 2
     assert not engine.open
     engine = Inline(Cluster.Options(retries=1), lost=2)
-    with pytest.raises(ValueError, match="toy 3: 2 workers were lost .it was switched off.; the same command goes on"):
+    with pytest.raises(ValueError, match=r"toy 3: 2 workers were lost .it was switched off.; the same command goes on"):
         do(engine, tmp_path, [Toy(3)])
     assert not engine.open
 
@@ -133,7 +133,7 @@ def test_a_killed_worker_is_replaced_and_a_mistake_lets_the_others_end(engine: E
     lines: list[str] = []
     pieces = [Toy(1), Toy(2, "lost"), Toy(3, "wrong")]
     done: list[str] = []
-    with pytest.raises(ValueError, match="^toy 3: its file is damaged$"):
+    with pytest.raises(ValueError, match=r"^toy 3: its file is damaged$"):
         engine.run(tmp_path, pieces, lambda piece: done.append(piece.name), lines.append)
     assert sorted(done) == ["toy 1", "toy 2"]
     assert [piece.tries(tmp_path) for piece in pieces] == [1, 2, 1]

@@ -100,5 +100,5 @@ def test_from_where_on_a_difference_is_not_negative(difference: tuple[float, flo
 
 
 def test_three_lengths_say_nothing_about_themselves() -> None:
-    with pytest.raises(ValueError, match="a cost model needs 4 different lengths or more .got 3."):
+    with pytest.raises(ValueError, match=r"a cost model needs 4 different lengths or more .got 3."):
         fit_costs([1, 2, 3], {"a": [1.0, 2, 3]}, {"a": 0.0})

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from subquad import config
 from subquad.compare.locks import POLL_INTERVAL, lock_path, try_lock
@@ -48,6 +48,10 @@ class Executor(ABC):
 
     name: ClassVar[str]
 
+    def __init__(self, options: Any = None) -> None:
+        """options: of the subclass; None: its defaults."""
+        self.options: Any = self.Options() if options is None else options
+
     @abstractmethod
     def run(self, out: Path, pieces: Sequence[Piece], on_done: Callable[[Piece], None], log: Log) -> None:
         """Does those of the pieces that are open, and returns when all of them are done.
@@ -61,9 +65,6 @@ class Local(Executor):
     """One piece after the other. What another process works on is waited for."""
 
     name = "local"
-
-    def __init__(self, options: Executor.Options | None = None) -> None:
-        """options: there are none."""
 
     def run(self, out: Path, pieces: Sequence[Piece], on_done: Callable[[Piece], None], log: Log) -> None:
         waiting = [piece for piece in pieces if piece.is_open(out)]

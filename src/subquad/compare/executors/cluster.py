@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -71,10 +71,6 @@ class Cluster(Executor, Generic[Handle]):
         cpus: int = Field(1, ge=1, description="The CPUs of a training, which are also its threads.")
         gpus: int = Field(0, ge=0, description="The GPUs of a training; with 0 it runs on the CPU.")
         retries: int = Field(3, ge=0, description="How often a training goes on elsewhere after its worker was lost.")
-
-    def __init__(self, options: Any) -> None:
-        """options: those of the subclass."""
-        self.options = options
 
     @abstractmethod
     def start(self, out: Path) -> None:

@@ -127,7 +127,7 @@ def non_negative(powers: Array, scale: Array, costs: Array) -> Array:
 
 
 def crossovers(differences: Array) -> Array:
-    """The smallest L >= 0 with A + B l + C l^2 >= 0 for all l >= L, for rows (A, B, C); infinite where there is none."""
+    """The smallest L >= 0 with A + B l + C l^2 >= 0 for all l >= L, for rows (A, B, C); infinite if there is none."""
     a, b, c = differences.T
     with np.errstate(divide="ignore", invalid="ignore"):
         root = np.sqrt(np.maximum(b**2 - 4 * a * c, 0))
