@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from subquad.compare.advise import LENGTHS, ROUNDS, Prediction, advise
+from subquad.compare.advice.advise import LENGTHS, ROUNDS, Prediction, advise
 from subquad.compare.measure.bench import BASELINE, BenchPlan, run_bench
 
 GRID = (64, 80, 100, 125, 156, 195, 244, 305, 381, 477, 596, 745, 931, 1164)

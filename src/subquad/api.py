@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.compare import Comparison, Result
-from subquad.compare.advise import advise
+from subquad.compare.advice.advise import advise
 from subquad.compare.comparison import LENGTHS, MAX_SECONDS, SEEDS, TOKENS
 from subquad.compare.executors import build_executor
 from subquad.compare.executors.base import Executor

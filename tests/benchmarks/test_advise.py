@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.advise import GRID, agrees, crossing, measure, predict
-from subquad.compare.advise import Prediction
+from subquad.compare.advice.advise import Prediction
 
 
 def test_where_a_ratio_passes_one() -> None:

@@ -11,7 +11,7 @@ from subquad.cli.output import print_table
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
-    from subquad.compare.advise import Advice, Prediction, Row
+    from subquad.compare.advice.advise import Advice, Prediction, Row
 
 
 def advise(
@@ -65,7 +65,7 @@ def advise(
         raise ValueError(f"--json {json_file}: the name of a file in an existing folder is needed")
     from subquad import api
     from subquad.allocator import set_up_command
-    from subquad.compare.advise import LENGTHS
+    from subquad.compare.advice.advise import LENGTHS
 
     set_up_command()  # again: importing torch has used up what the first call put aside
     measured = LENGTHS if lengths is None else [parse_integer("--lengths", word) for word in split_words(lengths)]

@@ -7,6 +7,7 @@ submitted again; a training then goes on from its last checkpoint.
 
 import os
 import time
+import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -143,7 +144,7 @@ class _Leader(Generic[Handle]):
             self.on_done(piece)
         elif self.losses[piece.name] < self.engine.options.retries:
             self.losses[piece.name] += 1
-            self.log(f"{piece.name}: its worker was lost ({outcome.lost}); another goes on")
+            warnings.warn(f"{piece.name}: its worker was lost ({outcome.lost}); another goes on", stacklevel=2)
             self._submit(piece)
         else:
             kept = "the same command goes on from what is kept"

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field
 
-from subquad.compare.cost_studies import OnStep, Study, measure_layers, measure_recipe, read_study
+from subquad.compare.advice.studies import OnStep, Study, measure_layers, measure_recipe, read_study
 from subquad.compare.measure.bench import BenchPlan
 from subquad.compare.records import Record
 from subquad.compare.report.conclusions import describe_verdict

@@ -10,14 +10,14 @@ import pytest
 
 import subquad
 from subquad.cli.main import run as command
-from subquad.compare.advise import NO_STUDY, Advice, advise, parse_bytes
-from subquad.compare.cost_studies import Observation, Study
+from subquad.compare.advice.advise import NO_STUDY, Advice, advise, parse_bytes
+from subquad.compare.advice.studies import Observation, Study
 from subquad.compare.measure.lengths import LengthPoint
 from tests.compare.cases import LENGTHS, SHAPES, TOKENS, synthetic
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "recipes/small/phrases.yaml"
 TINY = ["--lengths", "8,16,24,32", "--rounds", "2", "--dim", "16", "--heads", "2"]
 

@@ -1,0 +1,1 @@
+"""Advice before training: what mechanisms would cost at a length, and what to compare next."""
