@@ -13,6 +13,7 @@ from subquad.cli.main import run as command
 from subquad.compare.locks import lock_path
 from subquad.compare.report.result import Result, read_result
 from subquad.environment import machine
+from subquad.train.checkpoint import checkpoints
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 ROOT = Path(__file__).parents[3]
@@ -52,7 +53,7 @@ def test_a_worker_killed_while_it_trains_changes_no_number(engine: str, tmp_path
     line = [sys.executable, "-m", "subquad", *words(out, 300, "softmax,lightconv"), *ENGINES[engine]]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT) as process:
         end = time.monotonic() + 300
-        while not any((out / "trials/softmax-seed1/checkpoints").glob("*")):
+        while not checkpoints(out / "trials/softmax-seed1/checkpoints"):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < end
             time.sleep(0.05)

@@ -114,7 +114,7 @@ def measure_layers(plan: BenchPlan, on_step: OnStep) -> Study:
 def measure_recipe(
     name: str, recipe: Recipe, mixers: Sequence[str], lengths: Sequence[int], rounds: int, on_step: OnStep
 ) -> Study:
-    """The whole model of a recipe with each mechanism in it, on random inputs, as `subquad compare` measures it.
+    """The whole model of a recipe with each mechanism in it, on one random sequence, as `subquad compare` measures it.
 
     Vocabularies and classes are those that the recipe names: no data is read.
     """
@@ -147,7 +147,8 @@ def measure_recipe(
             on_step(place * per_length + begun, len(possible) * per_length, f"{what} at {length:,} tokens")
             begun += 1
 
-        _add_points(study, measure_length(plan, "full", length, labels, BASELINE, begin))
+        alone = plan.model_copy(update={"tokens": length})
+        _add_points(study, measure_length(alone, "full", length, labels, BASELINE, begin))
     return study
 
 

@@ -17,8 +17,12 @@ from subquad.compare.executors.cluster import Cluster, Job, Outcome
 from subquad.compare.subprocesses import PATIENCE
 from subquad.packages import require
 
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Environment variables: nothing is reported to anybody; and Ray does not warn that it will change."""
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # it does not warn that it will change
+    "RAY_NUM_REDIS_GET_RETRIES": "1",  # an address without a Ray is refused after a minute, not a quarter of an hour
+}
+"""Environment variables that Ray reads when it is imported."""
 OBJECT_STORE_BYTES = 100 << 20
 """Of a Ray that is started here: jobs and outcomes are a few hundred bytes."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
