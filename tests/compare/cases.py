@@ -66,7 +66,9 @@ def _search(label: str) -> Tuning:
     """A search over four learning rates, of which the largest is stopped."""
     loss = {rate: 2 + abs(math.log10(rate / 2e-3)) for rate in (3e-4, 1e-3, 3e-3, 1e-2)}
     trials = [
-        TuningTrial(settings={"schedule.lr": rate}, status="stopped" if rate > 5e-3 else "done", value=value, updates=90)
+        TuningTrial(
+            settings={"schedule.lr": rate}, status="stopped" if rate > 5e-3 else "done", value=value, updates=90
+        )
         for rate, value in loss.items()
     ]
     chosen = {"schedule.lr": 3e-3}
