@@ -228,8 +228,8 @@ def test_an_example_is_a_line_that_the_program_takes(line) -> None:
     while hasattr(command, "commands"):
         command, words = command.commands[words[0]], words[1:]
     given = command.make_context(command.name, list(words)).params
-    if "recipe" in given and given["recipe"].parts[0] == "recipes":
-        read_recipe(ROOT / given["recipe"], given["changes"] or [])
+    if given.get("recipe") is not None and given["recipe"].parts[0] == "recipes":
+        read_recipe(ROOT / given["recipe"], given.get("changes") or [])
 
 
 @pytest.mark.parametrize(

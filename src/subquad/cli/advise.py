@@ -50,7 +50,7 @@ def advise(
         Path | None, typer.Option("--json", metavar="FILE", help="Write everything to this file, too, as JSON.")
     ] = None,
 ) -> None:
-    """Predict what mechanisms cost at a length, before anything is trained.
+    """Predict what mechanisms cost at a length, before training.
 
     A short measurement on this machine, of half a minute or so, fits time and memory of a training pass as a function
     of the length. The table has the predictions for one sequence, each with an interval of 95 %, and the length from

@@ -154,12 +154,12 @@ def compare(
         bool, typer.Option("--dry-run", help="Show what would be trained, and compute nothing.")
     ] = False,
 ) -> None:
-    """Compare mechanisms in a recipe, or in all recipes of a folder: quality, and cost by length.
+    """Compare mechanisms in one recipe: quality, and cost by length.
 
     Each mechanism is trained, evaluated and measured, and swapped into the trained baseline. The command writes
     result.json and report.html, a page that opens offline. The same command goes on where it was interrupted and
     computes nothing twice; several machines may run it at once in a shared folder. The exit code is 1 if a training
-    failed, after everything else was done.
+    failed, after everything else was done. If RECIPE is a folder, all its recipes are compared, and end in one table.
 
     Examples:
     subquad compare recipes/small/digits.yaml --mixers softmax,eva,lightconv --seeds 5

@@ -25,7 +25,7 @@ TestFiles = Annotated[list[str] | None, typer.Option(help=FILES.format("test"))]
 
 @data.callback()
 def about() -> None:
-    """Divide and prepare text for training, and describe what was prepared.
+    """Divide, prepare and describe text for training.
 
     Examples:
     subquad data split novel.txt --out data/text
