@@ -66,3 +66,17 @@ def test_a_worker_killed_while_it_trains_changes_no_number(engine: str, tmp_path
     here = [sys.executable, "-m", "subquad", *words(local, 300, "softmax,lightconv")]
     subprocess.run(here, check=True, env=env, cwd=ROOT, capture_output=True)
     assert numbers(read_result(out / "result.json")) == numbers(read_result(local / "result.json"))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ENGINES)
+def test_trials_of_searches_run_on_engines(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine], reason="the extra cluster is not installed")
+    pytest.importorskip("optuna", reason="tuning needs the extra tune")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "out"
+    assert command([*words(out, 18, "softmax,lightconv"), "--tune", "3", *ENGINES[engine]]) == 0
+    result = read_result(out / "result.json")
+    assert [len(search.trials) for search in result.tuning] == [3, 3]
+    assert all(search.chosen for search in result.tuning)
+    assert [trial.status for trial in result.trials] == ["done", "done"]

@@ -154,7 +154,7 @@ class Search:
             best = max(values) if self.plan.task.better == "higher" else min(values)
             self.study.tell(trial.number, best)
         shutil.rmtree(checkpoint_folder(self.folder(number)), ignore_errors=True)
-        return self._record(number, self._trials()[number])
+        return self.record(number)
 
     def _validations(self, number: int) -> list[float]:
         """The validations of a trial, infinite where they are not finite."""
@@ -187,7 +187,7 @@ class Search:
             mechanism=self.label,
             metric=task.metric,
             better=task.better,
-            trials=[self._record(number, trial) for number, trial in trials.items()],
+            trials=[self.record(number) for number in trials],
             chosen=settings,
             edges=[name for name in settings if _is_at_edge(self.space.dimensions[name], name, settings, tried)],
         )
@@ -195,7 +195,9 @@ class Search:
     def _decoded(self, trial: "FrozenTrial") -> dict[str, Any]:
         return {name: _decode(self.space.dimensions[name], value) for name, value in trial.params.items()}
 
-    def _record(self, number: int, trial: "FrozenTrial") -> TuningTrial:
+    def record(self, number: int) -> TuningTrial:
+        """What is known of a trial that has ended."""
+        trial = self._trials()[number]
         path = self.folder(number) / METRICS
         records = read_metrics(path, "valid") if path.exists() else []
         values = [value for value in self._validations(number) if math.isfinite(value)]

@@ -65,9 +65,9 @@ def tune(out: Path, plan: Plan, executor: Executor, on_done: Callable[[str], Non
 
     def finished(piece: Piece) -> None:
         assert isinstance(piece, TuningPiece)
-        last = Search(out, plan, piece.label).report().trials[-1]
-        value = "" if last.value is None else f", {plan.task.metric} {last.value:.4g}"
-        on_done(f"{piece.name}: {last.status}{value}{f' ({last.reason})' if last.reason else ''}")
+        trial = Search(out, plan, piece.label).record(piece.number)
+        value = "" if trial.value is None else f", {plan.task.metric} {trial.value:.4g}"
+        on_done(f"{piece.name}: {trial.status}{value}{f' ({trial.reason})' if trial.reason else ''}")
 
     executor.run(out, open_pieces(plan, out), finished, log)
     with wait_for_lock(out, "tuning", log):
