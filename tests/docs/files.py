@@ -148,6 +148,10 @@ def text_of_words(folder: Path) -> None:
             file.writelines(" ".join(f"word{10 * line + place}" for place in range(10)) + "\n" for line in range(count))
 
 
+def novel(path: Path) -> None:
+    path.write_text("".join(f"Sentence {number} of a long story, which goes on.\n" for number in range(200)))
+
+
 def mosaics(folder: Path) -> None:
     """CIFAR-10's files, of 100 images each."""
     folder.mkdir()
@@ -168,6 +172,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "linformer-roberta/checkpoint_best.pt": official_linformer,
     "newstest2014.tok.de": lines_of,
     "newstest2014.tok.en": lines_of,
+    "novel.txt": novel,
     "path/of/subquad": lambda path: path.symlink_to(ROOT),
     "path/to/bert": bert,
     "wiki.test.tokens": lines_of,

@@ -275,6 +275,10 @@ def shortened(words: list[str]) -> list[str]:
         words = [*words, "data.hold_out=20"]
     if "recipes/small/speeches_long.yaml" in words:  # blocks that fit into a short batch
         words = [*words, "data.blocks.tokens_per_sample=256"]
+    if "--tune" in words:
+        words = [*words, "--tune", "1"]
+    if "--quality-lengths" in words:
+        words = [*words, "--quality-lengths", "16,32"]
     if "--context-window" in words:  # less than a sample of the small runs has
         words = [*words, "--context-window", "16"]
     return [*words, *SHORT.get(words[0], [])]
