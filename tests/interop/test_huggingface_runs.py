@@ -160,6 +160,21 @@ def test_translation(translation: tuple[LoadedRun, Path]) -> None:
     assert len(several) == 2 * len(LINES)
 
 
+def test_exports_become_runs_again(
+    text: tuple[LoadedRun, Path], translation: tuple[LoadedRun, Path], tmp_path: Path
+) -> None:
+    for name, (run, folder) in {"text": text, "translation": translation}.items():
+        assert command(["import", str(folder), "--out", str(tmp_path / name)]) == 0
+        again = load_trained(tmp_path / name)
+        assert again.recipe.decode == run.recipe.decode
+        for key, value in run.model.state_dict().items():
+            assert torch.equal(again.model.state_dict()[key], value), key
+        sides = ("text",) if name == "text" else ("source", "target")
+        assert all(again.tokenizer(side).fingerprint() == run.tokenizer(side).fingerprint() for side in sides)
+        data = again.recipe.data.model_dump()
+        assert data["tokenizer"]["kind"] == "saved", "other data is read with the vocabulary of the model"
+
+
 def test_pipeline_of_images(tmp_path: Path) -> None:
     """A classifier of 8-bit images, which are given as arrays, as Pillow's images and as files."""
     image_module = pytest.importorskip("PIL.Image")
@@ -180,6 +195,9 @@ def test_pipeline_of_images(tmp_path: Path) -> None:
         found = pipe(given)
         assert [one["label"] for one in found] == [name for name, _ in expected]
         np.testing.assert_allclose([one["score"] for one in found], [p for _, p in expected], atol=1e-6)
+    assert command(["import", str(tmp_path / "exported"), "--out", str(tmp_path / "again")]) == 0
+    again = ImageClassificationTask.classifier(load_trained(tmp_path / "again"))
+    assert again.classify_file(str(tmp_path / "image.png"))[0][1] == expected
     processor = hf.AutoImageProcessor.from_pretrained(tmp_path / "exported")
     assert processor([picture, images[0]], return_tensors="pt")["pixel_values"].shape == (2, 3, 8, 8)
 
