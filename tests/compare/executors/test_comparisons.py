@@ -50,7 +50,7 @@ def test_a_worker_killed_while_it_trains_changes_no_number(engine: str, tmp_path
     pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine], reason="the extra cluster is not installed")
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     out, local = tmp_path / "out", tmp_path / "local"
-    line = [sys.executable, "-m", "subquad", *words(out, 300, "softmax,lightconv"), *ENGINES[engine]]
+    line = [sys.executable, "-m", "subquad", *words(out, 120, "softmax,lightconv"), *ENGINES[engine]]
     with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT) as process:
         end = time.monotonic() + 300
         while not checkpoints(out / "trials/softmax-seed1/checkpoints"):
@@ -63,7 +63,7 @@ def test_a_worker_killed_while_it_trains_changes_no_number(engine: str, tmp_path
     assert process.returncode == 0, said
     assert "softmax, seed 1: its worker was lost" in said
     assert "resumed at update" in (out / "trials/softmax-seed1/log.txt").read_text()
-    here = [sys.executable, "-m", "subquad", *words(local, 300, "softmax,lightconv")]
+    here = [sys.executable, "-m", "subquad", *words(local, 120, "softmax,lightconv")]
     subprocess.run(here, check=True, env=env, cwd=ROOT, capture_output=True)
     assert numbers(read_result(out / "result.json")) == numbers(read_result(local / "result.json"))
 

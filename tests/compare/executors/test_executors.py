@@ -156,11 +156,17 @@ def test_running_work_is_interrupted(ray: Any, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_executor("ray").run(tmp_path, [piece], lambda _: None, log)
+        build_executor("ray", {"memory": "0.1"}).run(tmp_path, [piece], lambda _: None, log)
     assert piece.is_open(tmp_path)
     with try_lock(lock_path(tmp_path, piece.name)) as acquired:
         assert acquired, "whoever held it has ended"
     assert ray.is_initialized(), "whose Ray it is ends it"
+
+
+def test_what_this_machine_has_no_room_for_is_refused(ray: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a training asks for 3 CPUs, and Ray has 2 here"):
+        do(build_executor("ray", {"cpus": 3}), tmp_path, [Toy(1)])
+    assert ray.is_initialized()
 
 
 # ---------------------------------------------------------------------- refusals

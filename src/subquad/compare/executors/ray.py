@@ -57,8 +57,12 @@ class Ray(Cluster[Any]):
             os.environ.setdefault(name, value)  # before Ray is imported
         self.ray = require("ray", "the executor ray", "cluster")
         self.owns = not self.ray.is_initialized()
-        if not self.owns:  # the program that calls us has connected
-            return
+        if self.owns:  # otherwise the program that calls us has connected
+            self._connect(address)
+        if not address:
+            self._check_room()
+
+    def _connect(self, address: str | None) -> None:
         local = {} if address else LOCAL_SETTINGS
         with _own_handlers():
             try:
@@ -67,13 +71,22 @@ class Ray(Cluster[Any]):
                 reason = str(error).strip().partition("\n")[0]
                 raise ValueError(f"the executor ray: no Ray at {address or 'this machine'} ({reason})") from None
 
+    def _check_room(self) -> None:
+        """Refuses what would wait for ever. A cluster elsewhere may grow, and is not asked."""
+        found = self.ray.cluster_resources()
+        for name, wanted in (("CPU", self.options.cpus), ("GPU", self.options.gpus)):
+            there = int(found.get(name, 0))
+            if wanted > there:
+                self.stop()
+                raise ValueError(f"the executor ray: a training asks for {wanted} {name}s, and Ray has {there} here")
+
     def submit(self, job: Job) -> Any:
         options = self.options
         task = self.ray.remote(execute).options(
             name=job.piece.name,
             num_cpus=options.cpus,
             num_gpus=options.gpus,
-            memory=options.memory * 2**30 or None,
+            memory=int(options.memory * 2**30) or None,
             max_retries=0,  # the leader submits again, and says so
         )
         return task.remote(job)
