@@ -28,7 +28,7 @@ def about() -> None:
     """Divide, prepare and describe text for training.
 
     Examples:
-    subquad data split novel.txt --out data/text
+    subquad data split novel.txt --out data/own
     subquad data prepare DATA --train train.en --train train.de --valid valid.en --valid valid.de
     subquad data stats DATA
     """
@@ -129,7 +129,7 @@ def split(
     is tested on.
 
     Examples:
-    subquad data split novel.txt --out data/text
+    subquad data split novel.txt --out data/own
     subquad data split reviews.csv --out data/reviews --shuffle --header --held-out 0.1
     """
     from subquad.data.text.split import split_file
