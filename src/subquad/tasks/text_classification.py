@@ -48,6 +48,12 @@ TYPICAL_LENGTH = 512
 
 
 class TextClassificationData(TextData):
+    """Where labelled texts come from.
+
+    They are an embedded set, a folder that `subquad data prepare --samples labelled` wrote, tables with a label and a
+    text in each row, or a folder with a folder for each class and a file for each text.
+    """
+
     long_texts: Literal["skip", "cut"] = Field(
         "skip",
         description="What happens to texts of more than max_length tokens: they are skipped in training, or cut to "
