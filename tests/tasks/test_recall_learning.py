@@ -48,7 +48,7 @@ def test_softmax_recalls_and_a_short_convolution_cannot(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
     ("name", "learned", "not_learned"),
-    [("associative_recall", 0.95, 0.3), ("selective_copying", 0.9, 0.25), ("fuzzy_recall", 0.75, 0.5)],
+    [("associative_recall", 0.95, 0.3), ("selective_copying", 0.9, 0.25), ("fuzzy_recall", 0.85, 0.5)],
 )
 def test_the_recipes_for_a_laptop_tell_them_apart(
     name: str, learned: float, not_learned: float, seed: int, tmp_path: Path
