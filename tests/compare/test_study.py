@@ -36,7 +36,8 @@ def test_the_long_recipes_have_any_length(name: str, length: int) -> None:
 
 
 def test_a_batch_of_samples_becomes_one_of_as_many_tokens() -> None:
-    recipe = recipe_at(read_recipe(ROOT / "recipes/small/associative_recall.yaml"), 256)
+    changes = ["data.options.length=64", "train.budget.max_sentences=32"]
+    recipe = recipe_at(read_recipe(ROOT / "recipes/small/associative_recall.yaml", changes), 256)
     assert (recipe.train.budget.max_tokens, recipe.train.budget.max_sentences) == (32 * 64, None)
 
 
