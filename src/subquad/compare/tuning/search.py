@@ -146,7 +146,7 @@ class Search:
         states = require("optuna", "tuning", "tune").trial.TrialState
         trial, values = self._trials()[number], self._validations(number)
         if failure is not None or not values:
-            self.study._storage.set_trial_user_attr(trial._trial_id, REASON, failure or "it was never validated")
+            self.trial(number).set_user_attr(REASON, failure or "it was never validated")
             self.study.tell(trial.number, state=states.FAIL)
         elif trial.user_attrs.get(STOPPED):
             self.study.tell(trial.number, state=states.PRUNED)
