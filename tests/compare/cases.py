@@ -72,7 +72,7 @@ def _search(label: str) -> Tuning:
         for rate, value in loss.items()
     ]
     chosen = {"schedule.lr": 3e-3}
-    return Tuning(mechanism=label, metric="loss", better="lower", trials=trials, chosen=chosen, edges=["schedule.lr"])
+    return Tuning(mechanism=label, metric="loss", better="lower", trials=trials, chosen=chosen)
 
 
 def _trial(draw: random.Random, label: str, seed: int, luck: float) -> Trial:

@@ -238,3 +238,12 @@ def test_an_unfair_comparison_is_said() -> None:
 )
 def test_words(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+def test_a_search_that_ended_at_its_edge_is_a_limit() -> None:
+    result = synthetic(labels=("softmax", "lightconv"))
+    assert "last that" not in texts(result, "limit")
+    result.tuning[0].edges, result.tuning[1].chosen = ["schedule.lr"], {}
+    said = texts(result, "limit")
+    assert "The best settings are the last that were tried: softmax (schedule.lr). More trials may find better." in said
+    assert "Not tuned, since no trial came to its end: lightconv." in said

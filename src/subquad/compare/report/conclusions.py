@@ -231,7 +231,8 @@ def _no_mixing(result: Result) -> list[str]:
 
 
 def _limits(result: Result) -> list[str]:
-    return [*_trials(result), *_fairness(result), *_times(result), *_gaps(result), *_swap_gaps(result), *result.notes]
+    trained = [*_trials(result), *_tuning(result), *_fairness(result)]
+    return [*trained, *_times(result), *_gaps(result), *_swap_gaps(result), *result.notes]
 
 
 def _trials(result: Result) -> list[str]:
@@ -242,6 +243,20 @@ def _trials(result: Result) -> list[str]:
     ]
     missing = [f"{trial.mechanism} (seed {trial.seed})" for trial in result.trials if trial.status == "missing"]
     return texts + ([f"Not trained yet: {join_words(missing)}."] if missing else [])
+
+
+def _tuning(result: Result) -> list[str]:
+    """Where a search ended at the edge of what it tried, or found nothing."""
+    edges = [f"{search.mechanism} ({', '.join(search.edges)})" for search in result.tuning if search.edges]
+    vain = [search.mechanism for search in result.tuning if not search.chosen]
+    texts = []
+    if edges:
+        texts.append(
+            f"The best settings are the last that were tried: {join_words(edges)}. More trials may find better."
+        )
+    if vain:
+        texts.append(f"Not tuned, since no trial came to its end: {join_words(vain)}.")
+    return texts
 
 
 def _fairness(result: Result) -> list[str]:
