@@ -50,6 +50,11 @@ def test_tables_are_long_enough() -> None:
     assert given == {"short": {"max_length": 600}, "primal": {"max_length": 2000}}, "what was set stays"
 
 
+def test_a_sample_longer_than_an_update_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"an update of this recipe has 16,384 tokens.*max_tokens=20000 or more"):
+        recipe_at(read_recipe(LONG["speeches"]), 20000)
+
+
 def test_what_has_lengths_of_its_own_is_refused() -> None:
     with pytest.raises(ValueError, match="samples of the task image-classification have lengths of their own"):
         recipe_at(read_recipe(ROOT / "recipes/small/digits.yaml"), 100)
@@ -60,7 +65,9 @@ def test_all_means_what_the_model_can_have() -> None:
     assert "eva" in causal
     assert not {"lara", "linformer", "ra"} & set(causal)
     assert applicable(PAIRS, available()) == available(), "an encoder has room for all"
-    planned = plan_study({name: read_recipe(path) for name, path in LONG.items()}, available(), [64], narrows=True)
+    planned = plan_study(
+        {name: read_recipe(path) for name, path in LONG.items()}, available(), [64], only_applicable=True
+    )
     assert {one.part.recipe: "lara" in one.mixers for one in planned} == {name: name == "listops" for name in LONG}
 
 

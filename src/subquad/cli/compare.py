@@ -151,7 +151,8 @@ def compare(
         ),
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be trained, and compute nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be trained and about how long it takes, and train nothing."),
     ] = False,
 ) -> None:
     """Compare mechanisms in one recipe: quality, and cost by length.
@@ -187,14 +188,15 @@ def compare(
             "seeds": parse_seeds(seeds),
             "match": parse_match(match),
             "floors": floors,
-            "tune": tune,
         }
         trained_at = [parse_integer("--quality-lengths", word) for word in split_words(quality_lengths)]
-        narrows = not SETS.isdisjoint(split_words(",".join(mixers or [])))
+        only_applicable = not SETS.isdisjoint(split_words(",".join(mixers or [])))
         recipes = read_recipes(recipe, changes or [])
-        parts = plan_study(recipes, parse_mixers(mixers or []), trained_at, parse_mixer_options(set_ or []), narrows)
+        parts = plan_study(
+            recipes, parse_mixers(mixers or []), trained_at, parse_mixer_options(set_ or []), only_applicable
+        )
         if dry_run:
-            show_dry_run(parts, what)
+            show_dry_run(parts, what, tune)
             return
         words = split_words(lengths if lengths is not None else FULL if full else QUICK)
         what |= {
@@ -205,6 +207,7 @@ def compare(
             "margin": margin,
             "max_seconds": max_seconds,
             "retry": retry,
+            "tune": tune,
         }
         if trained_at or recipe.is_dir():
             if run:
@@ -274,9 +277,9 @@ def show_result(result: "Result", out: Path) -> None:
         raise ValueError(f"{len(failed)} of {len(result.trials)} trainings failed ({'; '.join(failed)})")
 
 
-def show_dry_run(parts: "Sequence[PlannedPart]", what: Mapping[str, Any]) -> None:
+def show_dry_run(parts: "Sequence[PlannedPart]", what: Mapping[str, Any], tune: int) -> None:
     """Prints the mechanisms with the parameters of their models, what is set for each, its trials, and their time."""
-    from subquad.compare.dry_run import estimate, plan_mechanisms
+    from subquad.compare.dry_run import estimate_time, plan_mechanisms
 
     minutes = 0.0
     for part in parts:
@@ -285,7 +288,7 @@ def show_dry_run(parts: "Sequence[PlannedPart]", what: Mapping[str, Any]) -> Non
         for one in planned:
             shown = " ".join(f"{name}={value}" for name, value in one.variant.changes.items())
             trials = [f"{seed} ({one.runs[seed]})" if seed in one.runs else str(seed) for seed in one.seeds]
-            found = estimate(part.recipe, one, what["tune"])
+            found = estimate_time(part.recipe, one, tune)
             minutes += found.minutes
             took = [f"{found.tuning}", f"{found.trials}", found.shown]
             rows.append([one.variant.label, one.variant.mixer, f"{one.parameters:,}", shown, ", ".join(trials), *took])

@@ -34,7 +34,6 @@ def plan_mechanisms(
     seeds: int | Sequence[int] = SEEDS,
     match: Match = "parameters",
     floors: bool = True,
-    tune: int = 0,  # noqa: ARG001 (it changes no mechanism; see `estimate`)
 ) -> list[PlannedMechanism]:
     """The mechanisms of a comparison; the arguments are those of `Comparison.create`.
 
@@ -65,7 +64,7 @@ ASSUMED = {"vocab": 4000, "source_vocab": 4000, "target_vocab": 4000, "num_class
 
 
 @dataclass(frozen=True)
-class Estimate:
+class TimeEstimate:
     """The trainings of a mechanism: those of its search, those that are compared, and the minutes of one of these.
 
     minutes_each: None if the recipe does not say how many updates there are.
@@ -84,14 +83,14 @@ class Estimate:
         return "unknown" if self.minutes_each is None else f"{self.minutes_each:,.1f}"
 
 
-def estimate(recipe: Recipe, planned: PlannedMechanism, tune: int) -> Estimate:
+def estimate_time(recipe: Recipe, planned: PlannedMechanism, tune: int) -> TimeEstimate:
     """From a few updates with a random batch. A trial of a search takes a share of a whole training on average."""
     trials = sum(seed not in planned.runs for seed in planned.seeds) if planned.variant.trained else 0
     tuning, train = tune if planned.variant.trained else 0, recipe.train
     if train.minutes is not None:
-        return Estimate(tuning, trials, train.minutes)
+        return TimeEstimate(tuning, trials, train.minutes)
     if train.updates is None:
-        return Estimate(tuning, trials, None)
+        return TimeEstimate(tuning, trials, None)
     own = Recipe.parse(planned.variant.label, variant_recipe(recipe.model_dump(mode="json"), planned.variant))
     known = own.model_data(own.task_class.expected_model_config(own.data))
     fields = MODELS[known["kind"]].Config.model_fields
@@ -99,7 +98,7 @@ def estimate(recipe: Recipe, planned: PlannedMechanism, tune: int) -> Estimate:
     batch, length = own.task_class.typical_batch(own.data, own.task_class.budget(train.budget))
     shape = Shape(batch, length or model.native_length or 1)
     passes = ModelPasses(model.train(), own.task_class, "full", shape)
-    return Estimate(tuning, trials, _seconds(passes.training) * train.updates * train.accumulate / 60)
+    return TimeEstimate(tuning, trials, _seconds(passes.training) * train.updates * train.accumulate / 60)
 
 
 def _seconds(work: Work) -> float:

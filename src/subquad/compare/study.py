@@ -35,7 +35,12 @@ def recipe_at(recipe: Recipe, length: int) -> Recipe:
     batch, own = recipe.task_class.typical_batch(recipe.data, recipe.train.budget)
     changes = recipe.task_class.at_length(recipe.data, length)
     tokens = recipe.train.budget.max_tokens or batch * (own or length)
-    changes |= {"train.budget.max_tokens": max(tokens, length), "train.budget.max_sentences": None}
+    if tokens < length:
+        raise ValueError(
+            f"an update of this recipe has {tokens:,} tokens, and all lengths get as many: a sample of {length:,} does "
+            f"not fit; set train.budget.max_tokens={length} or more"
+        )
+    changes |= {"train.budget.max_tokens": tokens, "train.budget.max_sentences": None}
     content = change_recipe(content, changes)
     resolved, longer = recipe.model_data({}), dict[str, Any]()
     for name in EMBEDDINGS:
@@ -73,15 +78,15 @@ def plan_study(
     mixers: Sequence[str],
     quality_lengths: Sequence[int] = (),
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    narrows: bool = False,
+    only_applicable: bool = False,
 ) -> list[PlannedPart]:
     """Every recipe, by name, at every length, or at its own if there is none.
 
-    narrows: leave out mechanisms that the model of a recipe cannot have.
+    only_applicable: leave out mechanisms that the model of a recipe cannot have.
     """
     planned = []
     for name, recipe in recipes.items():
-        words = applicable(recipe, mixers) if narrows else mixers
+        words = applicable(recipe, mixers) if only_applicable else mixers
         if not quality_lengths:
             planned.append(PlannedPart(StudyPart(recipe=name, folder=name), recipe, words, options or {}))
         for length in sorted(set(quality_lengths)):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from subquad.compare.tuning.space import Interval, SearchSpace, Values
+from subquad.compare.tuning.space import LogRange, SearchSpace, Values
 from subquad.mixers import available, mixer_class
 from tests.compare.plans import PAIRS, PYRAMID, make_plan
 
@@ -31,7 +31,7 @@ def test_everything_that_a_mechanism_names_can_be_tried(name: str) -> None:
 def test_values_are_relative_to_what_the_mechanism_has() -> None:
     found = space(eva={"window": 12, "schedule": {"lr": 0.5}})
     assert found.dimensions["window"] == Values(12, (6, 12, 24))
-    assert found.dimensions["schedule.lr"] == Interval(0.5, 0.05, 5.0)
+    assert found.dimensions["schedule.lr"] == LogRange(0.5, 0.05, 5.0)
     assert "chunk_size" not in found.dimensions, "it is left out, so there is nothing to multiply"
 
 

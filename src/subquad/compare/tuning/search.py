@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from subquad.compare.matching import match_parameters
 from subquad.compare.plan import Plan
 from subquad.compare.records import Tuning, TuningTrial
-from subquad.compare.tuning.space import Interval, SearchSpace, Values
+from subquad.compare.tuning.space import LogRange, SearchSpace, Values
 from subquad.compare.variants import Variant, variant_recipe
 from subquad.packages import require
 from subquad.train.checkpoint import checkpoint_folder
@@ -225,16 +225,16 @@ def check_tunable(train: TrainConfig) -> None:
         raise ValueError("tuning compares trainings of one length: give train.updates or train.epochs, not minutes")
 
 
-def _encode(dimension: Interval | Values, value: Any) -> Any:
+def _encode(dimension: LogRange | Values, value: Any) -> Any:
     """Choices are text for Optuna: it knows no lists."""
     return json.dumps(value) if isinstance(dimension, Values) else value
 
 
-def _decode(dimension: Interval | Values, value: Any) -> Any:
+def _decode(dimension: LogRange | Values, value: Any) -> Any:
     return json.loads(value) if isinstance(dimension, Values) else value
 
 
-def _is_at_edge(dimension: Interval | Values, name: str, chosen: dict[str, Any], tried: list[dict[str, Any]]) -> bool:
+def _is_at_edge(dimension: LogRange | Values, name: str, chosen: dict[str, Any], tried: list[dict[str, Any]]) -> bool:
     """Whether nothing was tried on one side of the best value of a number."""
     value = chosen[name]
     if isinstance(dimension, Values):

@@ -28,7 +28,7 @@ EVERY_RECIPE: Mapping[str, Tunable] = {
 
 
 @dataclass(frozen=True)
-class Interval:
+class LogRange:
     """Numbers from `low` to `high`, drawn evenly by their logarithm."""
 
     own: float
@@ -53,7 +53,7 @@ class SearchSpace:
         self.model = self._model_config(recipe)
         self.stacks = [name for name in type(self.model).stacks if isinstance(getattr(self.model, name), StackConfig)]
         content = recipe.model_dump(mode="json")
-        self.dimensions: dict[str, Interval | Values] = {}
+        self.dimensions: dict[str, LogRange | Values] = {}
         for name, tunable in {**EVERY_RECIPE, **plan.task.tuned, **self._mixer_options()}.items():
             own = self._own_value(content, name)
             if (dimension := self._dimension(name, own, tunable)) is not None:
@@ -107,13 +107,13 @@ class SearchSpace:
 
     # ------------------------------------------------------------------ what can be tried
 
-    def _dimension(self, name: str, own: Any, tunable: Tunable) -> Interval | Values | None:
+    def _dimension(self, name: str, own: Any, tunable: Tunable) -> LogRange | Values | None:
         """None: there is nothing to choose from."""
         if isinstance(tunable, Scale):
             if not own:  # an option that is left out, or that no factor changes
                 return None
             if isinstance(own, float):
-                return Interval(own, tunable.low * own, tunable.high * own)
+                return LogRange(own, tunable.low * own, tunable.high * own)
             exponents = range(math.ceil(math.log2(tunable.low)), math.floor(math.log2(tunable.high)) + 1)
             wanted = [max(1, round(own * 2.0**exponent)) for exponent in exponents]
         else:
