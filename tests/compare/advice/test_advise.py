@@ -11,7 +11,7 @@ import pytest
 import subquad
 from subquad.cli.main import run as command
 from subquad.compare.advice.advise import NO_STUDY, Advice, advise, parse_bytes
-from subquad.compare.advice.studies import Observation, Study
+from subquad.compare.advice.studies import CostStudy, Observation
 from subquad.compare.measure.lengths import LengthPoint
 from tests.compare.cases import LENGTHS, SHAPES, TOKENS, synthetic
 
@@ -114,8 +114,8 @@ def test_a_result_with_too_few_lengths_is_refused(tmp_path: Path) -> None:
 def test_noise_of_rounds_widens_intervals() -> None:
     """The medians lie on a curve exactly; only the rounds tell how sure they are."""
 
-    def study(spread: float) -> Study:
-        found = Study("a toy", "softmax")
+    def study(spread: float) -> CostStudy:
+        found = CostStudy("a toy", "softmax")
         for name, (b, c) in {"softmax": (1e-5, 1e-7), "conv": (5e-5, 0.0)}.items():
             costs = {length: b * length + c * length**2 for length in (64, 128, 256, 512, 1024)}
             found.observations[name] = [

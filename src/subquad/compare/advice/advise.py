@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field
 
-from subquad.compare.advice.studies import OnStep, Study, measure_layers, measure_recipe, read_study
+from subquad.compare.advice.studies import CostStudy, OnStep, measure_layers, measure_recipe, read_cost_study
 from subquad.compare.measure.bench import BenchPlan
 from subquad.compare.records import Record
 from subquad.compare.report.conclusions import describe_verdict
@@ -123,7 +123,7 @@ def advise(
     name = str(recipe) if isinstance(recipe, str | Path) else "RECIPE.yaml"
     chosen = list(mixers) or [known for known in available() if mixer_class(known).capabilities.linear]
     if results:
-        studies = [read_study(Path(path)) for path in results]
+        studies = [read_cost_study(Path(path)) for path in results]
     elif recipe is not None:
         studies = [measure_recipe(name, read_recipe(recipe, []), chosen, lengths, rounds, on_step)]
     else:
@@ -156,7 +156,7 @@ def parse_bytes(text: str | int) -> int:
 # ---------------------------------------------------------------------- rows
 
 
-def _rows(study: Study, length: int, limit: int | None) -> list[Row]:
+def _rows(study: CostStudy, length: int, limit: int | None) -> list[Row]:
     rows = []
     for name in study.observations:
         if len(study.lengths(name, study.baseline)) >= LEAST_LENGTHS:
@@ -169,7 +169,7 @@ def _rows(study: Study, length: int, limit: int | None) -> list[Row]:
     return rows
 
 
-def _row(study: Study, name: str, length: int, limit: int | None) -> Row:
+def _row(study: CostStudy, name: str, length: int, limit: int | None) -> Row:
     models = study.fit_seconds(*dict.fromkeys([name, study.baseline]))
     sizes = study.fit_bytes(name)
     needed = _with_weights(sizes, name, length, study.fixed_bytes[name])
@@ -189,7 +189,7 @@ def _with_weights(sizes: CostModels, name: str, length: int, fixed: int) -> Inte
     return Interval(*(number + fixed for number in found))
 
 
-def _quality(study: Study, name: str) -> str | None:
+def _quality(study: CostStudy, name: str) -> str | None:
     """What a stored comparison says of a mechanism, and at which length it knows."""
     if study.result is None or name == study.baseline:
         return None
@@ -216,7 +216,7 @@ def _candidates(rows: Sequence[Row], baselines: set[str]) -> list[str]:
     return sorted(speeds, key=lambda name: -speeds[name])[:MOST_CANDIDATES]
 
 
-def _notes(studies: Sequence[Study], rows: Sequence[Row], length: int, stored: bool) -> list[str]:
+def _notes(studies: Sequence[CostStudy], rows: Sequence[Row], length: int, stored: bool) -> list[str]:
     notes = [f"Costs: {study.what}." for study in studies]
     if stored and len(studies) > 1:
         notes.append("Each result was measured on a machine of its own: compare rows of one result only.")

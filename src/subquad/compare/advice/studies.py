@@ -36,7 +36,7 @@ class Observation:
 
 
 @dataclass
-class Study:
+class CostStudy:
     """Costs of mechanisms that were measured side by side. what: whose costs they are, for people.
 
     fixed_bytes: memory that does not depend on the length: the weights, their gradients and the averages of Adam; of
@@ -88,7 +88,7 @@ def _noise(found: Sequence[Observation]) -> float:
 # ---------------------------------------------------------------------- measured here
 
 
-def measure_layers(plan: BenchPlan, on_step: OnStep) -> Study:
+def measure_layers(plan: BenchPlan, on_step: OnStep) -> CostStudy:
     """Single layers, as `subquad bench` measures them."""
     done = 0
 
@@ -98,7 +98,7 @@ def measure_layers(plan: BenchPlan, on_step: OnStep) -> Study:
         on_step(done, plan.steps, message)
 
     form = "causal " if plan.causal else ""
-    study = Study(f"one {form}layer of width {plan.dim} with {plan.heads} heads, measured here", BASELINE)
+    study = CostStudy(f"one {form}layer of width {plan.dim} with {plan.heads} heads, measured here", BASELINE)
     for row in run_bench(plan, step):
         if row.status != "done":
             study.refused.setdefault(row.mixer, str(row.reason))
@@ -113,12 +113,12 @@ def measure_layers(plan: BenchPlan, on_step: OnStep) -> Study:
 
 def measure_recipe(
     name: str, recipe: Recipe, mixers: Sequence[str], lengths: Sequence[int], rounds: int, on_step: OnStep
-) -> Study:
+) -> CostStudy:
     """The whole model of a recipe with each mechanism in it, on one random sequence, as `subquad compare` measures it.
 
     Vocabularies and classes are those that the recipe names: no data is read.
     """
-    study = Study(f"the whole model of {name}, measured here", BASELINE)
+    study = CostStudy(f"the whole model of {name}, measured here", BASELINE)
     variants = build_variants(recipe, [BASELINE], {}, BASELINE)
     for mixer in dict.fromkeys(mixers):
         if mixer != BASELINE:
@@ -155,11 +155,11 @@ def measure_recipe(
 # ---------------------------------------------------------------------- stored
 
 
-def read_study(path: Path) -> Study:
+def read_cost_study(path: Path) -> CostStudy:
     """The costs in a result.json, as far as its lengths are enough."""
     result = read_result(path)
     part = shown_part(result)
-    study = Study(f"the model of {path}", result.baseline, result=result)
+    study = CostStudy(f"the model of {path}", result.baseline, result=result)
     _add_points(study, [point for point in result.points(LengthPoint) if point.part == part])
     if len(study.lengths(study.baseline)) < LEAST_LENGTHS:
         count, needed = len(study.lengths(study.baseline)), f"compare with at least {LEAST_LENGTHS} in --lengths"
@@ -167,7 +167,7 @@ def read_study(path: Path) -> Study:
     return study
 
 
-def _add_points(study: Study, points: Sequence[LengthPoint]) -> None:
+def _add_points(study: CostStudy, points: Sequence[LengthPoint]) -> None:
     for point in points:
         if point.control:
             continue
