@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subquad.mixers.layout import Padding
+from subquad.models import build_from_config
 from subquad.nn.block import BlockInputs
 from subquad.nn.stack import Stack, StackConfig
 from subquad.testing import close, enlarge, tokens
@@ -59,6 +60,39 @@ def test_tokens_go_to_the_front_and_back(padding: Tensor) -> None:
     assert rows.layout.lengths.tolist() == [9, 4, 1, 11]  # a row without tokens counts as one zero
     assert (rows.place is None) == bool((padding == RIGHT).all())
     assert Padding.of(rows) is rows
+
+
+def test_right_padding_is_known_without_looking() -> None:
+    """From lengths alone, on any device: on the meta device no value can be read."""
+    ours, other = Padding.right(LENGTHS, 11), Padding.of(RIGHT)
+    assert ours.place is None
+    assert torch.equal(ours.padding, RIGHT)
+    assert torch.equal(ours.lengths, LENGTHS)
+    torch.testing.assert_close(ours.layout[:3], other.layout[:3])
+    elsewhere = Padding.right(LENGTHS.to("meta"), 11)
+    x = torch.empty(4, 11, DIM, device="meta")
+    assert elsewhere.to_front(x) is x
+    assert elsewhere.of_front() is elsewhere
+    assert Padding.of(RIGHT.to("meta")).place is not None
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_models_take_it(positions: str) -> None:
+    embedding, stack = {"positions": positions}, {"layers": 1, "heads": 2, "ffn_dim": 8}
+    ids = torch.randint(2, 13, (4, 11), generator=torch.Generator().manual_seed(0))
+    right = Padding.right(LENGTHS, 11)
+    text = {"vocab": 13, "dim": DIM, "embedding": embedding, "encoder": stack}
+    pairs = {"source": embedding, "target": embedding, "encoder": stack, "decoder": stack, "dim": DIM}
+    for options in (
+        {"kind": "text-classifier", "num_classes": 3, **text},
+        {"kind": "masked-language-model", **text},
+        {"kind": "language-model", "vocab": 13, "dim": DIM, "embedding": embedding, "decoder": stack},
+    ):
+        model = build_from_config(options).eval()
+        assert torch.equal(model(ids, padding=right).logits, model(ids, padding=RIGHT).logits)
+    model = build_from_config({"kind": "encoder-decoder", "source_vocab": 13, "target_vocab": 13, **pairs}).eval()
+    ours, other = (model(ids, ids, source_padding=padding, target_padding=padding).logits for padding in (right, RIGHT))
+    assert torch.equal(ours, other)
 
 
 # ---------------------------------------------------------------------- stacks

@@ -50,10 +50,17 @@ class Padding(NamedTuple):
         if isinstance(padding, Padding):
             return padding
         lengths = padding.logical_not().sum(1)
-        some = lengths.clamp(min=1)
-        mask = right_padded(some, padding.shape[1])
-        layout = Layout(mask, mask.logical_not(), some)
-        return cls(padding, lengths, layout, None if _is_right_already(padding) else _places(padding, lengths))
+        place = None if _is_right_already(padding) else _places(padding, lengths)
+        return cls(padding, lengths, _front_layout(lengths, padding.shape[1]), place)
+
+    @classmethod
+    def right(cls, lengths: Tensor, time: int) -> "Padding":
+        """That of rows whose first lengths[b] of `time` positions are tokens. lengths: (batch,) int64.
+
+        Whoever makes a batch knows that it is padded at the right. A GPU's bool tensor would have to be read to see it,
+        so `of` moves its rows, even if to where they are.
+        """
+        return cls(right_padded(lengths, time).logical_not(), lengths, _front_layout(lengths, time), None)
 
     def of_front(self) -> "Padding":
         """The padding of what `to_front` gives."""
@@ -93,6 +100,13 @@ def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
 def right_padded(lengths: Tensor, time: int) -> Tensor:
     """True at the first `lengths[b]` of `time` positions: (batch, time) bool."""
     return torch.arange(time, device=lengths.device) < lengths[:, None]
+
+
+def _front_layout(lengths: Tensor, time: int) -> Layout:
+    """The layout of rows that begin with `lengths` (batch,) tokens; a row without any has one of zeros."""
+    some = lengths.clamp(min=1)
+    mask = right_padded(some, time)
+    return Layout(mask, mask.logical_not(), some)
 
 
 def _places(padding: Tensor, lengths: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.mixers.layout import Padding, padding_tensor
 from subquad.models.base import (
     Model,
     ModelConfig,
@@ -59,10 +60,10 @@ class TextClassifier(Model):
     def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
         return (random_tokens(self.config.vocab, batch, length, generator),)
 
-    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> ModelOutput:
-        """padding: (batch, time) bool, True = ignore; None: there is no padding."""
+    def forward(self, tokens: Tensor, *, padding: Tensor | Padding | None = None) -> ModelOutput:
+        """padding: (batch, time) bool, True = ignore, or `Padding`; None: there is no padding."""
         x, _, aux = self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
-        return ModelOutput(self.head(self._pool(x, padding)), None, mean_aux(aux))
+        return ModelOutput(self.head(self._pool(x, padding_tensor(padding))), None, mean_aux(aux))
 
     def _pool(self, x: Tensor, padding: Tensor | None) -> Tensor:
         if self.config.pooling == "first":

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.mixers.layout import Padding
 from subquad.models.base import (
     Model,
     ModelConfig,
@@ -61,12 +62,16 @@ class LanguageModel(Model):
         """Returns the state for the first call. Each further call takes the state that the previous one returned."""
         return self.decoder.init_state(batch, device, dtype)
 
-    def features(self, tokens: Tensor, padding: Tensor | None = None, state: StackState | None = None) -> StackOutput:
+    def features(
+        self, tokens: Tensor, padding: Tensor | Padding | None = None, state: StackState | None = None
+    ) -> StackOutput:
         """Returns the inputs (batch, time, dim) of the head. Training passes them to `head.nll`."""
         x = self.embedding(tokens, padding, state.lengths if state is not None else None)
         return self.decoder(x, BlockInputs(padding), state)
 
-    def forward(self, tokens: Tensor, *, padding: Tensor | None = None, state: StackState | None = None) -> ModelOutput:
-        """padding: (batch, time) bool, True = ignore; None: there is no padding."""
+    def forward(
+        self, tokens: Tensor, *, padding: Tensor | Padding | None = None, state: StackState | None = None
+    ) -> ModelOutput:
+        """padding: (batch, time) bool, True = ignore, or `Padding`; None: there is no padding."""
         x, after, aux = self.features(tokens, padding, state)
         return ModelOutput(self.head(x), after, mean_aux(aux))

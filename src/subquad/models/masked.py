@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from subquad.mixers.layout import Padding
 from subquad.models.base import (
     Model,
     ModelConfig,
@@ -68,7 +69,7 @@ class MaskedLanguageModel(Model):
     def random_inputs(self, batch: int, length: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
         return (random_tokens(self.config.vocab, batch, length, generator),)
 
-    def features(self, tokens: Tensor, padding: Tensor | None = None) -> StackOutput:
+    def features(self, tokens: Tensor, padding: Tensor | Padding | None = None) -> StackOutput:
         """Returns the output of the stack: (batch, time, dim)."""
         return self.encoder(self.embedding(tokens, padding), BlockInputs(padding))
 
@@ -76,7 +77,7 @@ class MaskedLanguageModel(Model):
         """Turns features (..., dim) into inputs of the head, of the same shape. Only those of targets need it."""
         return self.last_norm(ACTIVATIONS[self.config.head_activation](self.last(features)))
 
-    def forward(self, tokens: Tensor, *, padding: Tensor | None = None) -> ModelOutput:
-        """padding: (batch, time) bool, True = ignore; None: there is no padding."""
+    def forward(self, tokens: Tensor, *, padding: Tensor | Padding | None = None) -> ModelOutput:
+        """padding: (batch, time) bool, True = ignore, or `Padding`; None: there is no padding."""
         x, _, aux = self.features(tokens, padding)
         return ModelOutput(self.head(self.head_inputs(x)), None, mean_aux(aux))

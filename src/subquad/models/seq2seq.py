@@ -6,6 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from subquad.mixers.layout import Padding
 from subquad.models.base import (
     Model,
     ModelConfig,
@@ -80,7 +81,7 @@ class Seq2Seq(Model):
         """Returns the state for the first call of `decode`, which also takes the context; then the state holds it."""
         return self.decoder.init_state(batch, device, dtype)
 
-    def encode(self, source: Tensor, padding: Tensor | None = None) -> StackOutput:
+    def encode(self, source: Tensor, padding: Tensor | Padding | None = None) -> StackOutput:
         """Returns the context (batch, time, dim) that the decoder attends to."""
         return self.encoder(self.source(source, padding), BlockInputs(padding))
 
@@ -88,8 +89,8 @@ class Seq2Seq(Model):
         self,
         target: Tensor,
         context: Tensor | None,
-        padding: Tensor | None = None,
-        context_padding: Tensor | None = None,
+        padding: Tensor | Padding | None = None,
+        context_padding: Tensor | Padding | None = None,
         state: StackState | None = None,
     ) -> StackOutput:
         """Returns the inputs (batch, time', dim) of the head."""
@@ -101,8 +102,8 @@ class Seq2Seq(Model):
         target: Tensor,
         context: Tensor | None = None,
         *,
-        padding: Tensor | None = None,
-        context_padding: Tensor | None = None,
+        padding: Tensor | Padding | None = None,
+        context_padding: Tensor | Padding | None = None,
         state: StackState | None = None,
     ) -> ModelOutput:
         """Returns logits of the next target token at each position. context: from `encode`; streaming needs it once."""
@@ -114,10 +115,10 @@ class Seq2Seq(Model):
         source: Tensor,
         target: Tensor,
         *,
-        source_padding: Tensor | None = None,
-        target_padding: Tensor | None = None,
+        source_padding: Tensor | Padding | None = None,
+        target_padding: Tensor | Padding | None = None,
     ) -> ModelOutput:
-        """Paddings are (batch, time) bool, True = ignore; None: there is no padding."""
+        """Paddings are (batch, time) bool, True = ignore, or `Padding`; None: there is no padding."""
         context, _, encoder_aux = self.encoder(self.source(source, source_padding), BlockInputs(source_padding))
         x, _, decoder_aux = self.features(target, context, target_padding, source_padding)
         return ModelOutput(self.head(x), None, mean_aux(encoder_aux, decoder_aux))

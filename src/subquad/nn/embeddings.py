@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from subquad.config import Options
 from subquad.kernels.dropout import dropout
+from subquad.mixers.layout import Padding, padding_tensor, zero_padding
 from subquad.nn.positions import build_positions, position_ids
 
 
@@ -103,8 +104,9 @@ class TokenEmbedding(nn.Module):
         del self.tokens
         self.shared = [other.tokens]
 
-    def forward(self, tokens: Tensor, padding: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, padding: Tensor | Padding | None = None, start: Tensor | None = None) -> Tensor:
         """padding: (batch, time) bool, True = ignore. start: (batch,) the number of earlier tokens of each row."""
+        padding = padding_tensor(padding)
         x = (self.shared[0] if self.shared else self.tokens)(tokens)
         if self.config.scale:
             x = x * self.dim**0.5
@@ -114,4 +116,4 @@ class TokenEmbedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x)
         x = dropout(x, self.config.dropout, self.training)
-        return x if padding is None else x.masked_fill(padding[..., None], 0)
+        return zero_padding(x, padding)
