@@ -17,7 +17,7 @@ RANDOM = {"dropout"}
 
 
 def implementations(operation: str) -> list[str]:
-    """Those that run here. test_gpu.py runs `check_gradients` for those of GPUs, in Triton's interpreter."""
+    """Those that run here. gpu/test_gradients.py runs `check_gradients` for those of GPUs, in Triton's interpreter."""
     found = importlib.util.find_spec(f"subquad.kernels.{operation}.cpu")
     return ["reference"] if found is None else ["reference", "cpu"]
 
@@ -72,7 +72,7 @@ def test_every_operation_has_problems() -> None:
 
 
 def check_gradients() -> None:
-    """For GPU kernels; see test_gpu.py."""
+    """For GPU kernels; see gpu/test_gradients.py."""
     problems = [p for p in PROBLEMS if importlib.util.find_spec(f"subquad.kernels.{p.operation}.gpu") is not None]
     assert {problem.operation for problem in problems} >= {"conv", "scan"}
     for problem in problems:
