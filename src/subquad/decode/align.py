@@ -27,8 +27,9 @@ def check_alignments(model: Seq2Seq) -> None:
 def align(model: Seq2Seq, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Alignment]:
     """Aligns every target token with the source token of largest weight. Sources and targets end with eos."""
     pad, eos = model.config.target.pad or 0, targets[0][-1]
-    source, source_padding = pad_rows(sources, pad)
-    given, _ = pad_rows([[eos, *target[:-1]] for target in targets], pad)
+    device = next(model.parameters()).device
+    source, source_padding = (t.to(device) for t in pad_rows(sources, pad))
+    given = pad_rows([[eos, *target[:-1]] for target in targets], pad)[0].to(device)
     weights = cross_attention_weights(model, source, source_padding, given)
     chosen = weights.argmax(-1).tolist()
     return [[(chosen[row][t], t) for t in range(len(target) - 1)] for row, target in enumerate(targets)]

@@ -41,6 +41,7 @@ class Generator:
         if self.options.compile:
             for model in self.models:
                 compile_blocks(model)
+        self.device = next(models[0].parameters()).device
         self.max_tokens = min((most for model in models if (most := max_text_length(model)) is not None), default=None)
 
     def sample(self, prompts: Sequence[str], tokens: int, options: SampleOptions) -> list[Continuation]:
@@ -50,14 +51,14 @@ class Generator:
     @torch.inference_mode()
     def sample_after(self, texts: Sequence[list[int]], tokens: int, options: SampleOptions) -> list[Continuation]:
         """Samples as `sample` does, after texts of at least one token each."""
-        found = sample(self._scorer(texts), texts, tokens, options, self.special)
+        found = sample(self._scorer(texts), texts, tokens, options, self.special, self.device)
         return [self._to_continuation(text, one) for text, one in zip(texts, found, strict=True)]
 
     @torch.inference_mode()
     def search(self, prompts: Sequence[str], tokens: int) -> list[list[Continuation]]:
         """Returns the `nbest` best continuations of each prompt, found by beam search, of at most `tokens` tokens."""
         texts = self._encode(prompts, tokens + 1)
-        first = torch.tensor([text[-1] for text in texts])
+        first = torch.tensor([text[-1] for text in texts], device=self.device)
         request = SearchRequest(first, torch.full((len(texts),), tokens))
         found = beam_search(self._scorer(texts), request, self.options, self.special)
         return [
@@ -77,7 +78,8 @@ class Generator:
 
     def _scorer(self, texts: Sequence[Sequence[int]]) -> Scorer:
         read, padding = pad_rows([text[:-1] for text in texts], self.special.pad)
-        given = padding if bool(padding.any()) else None
+        given = padding.to(self.device) if bool(padding.any()) else None
+        read = read.to(self.device)
         return combine_scorers([LanguageModelScorer.after(model, read, given) for model in self.models])
 
     def _to_continuation(self, text: list[int], found: Hypothesis) -> Continuation:

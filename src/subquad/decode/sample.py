@@ -12,26 +12,32 @@ from subquad.kernels.vocabulary import largest
 
 
 def sample(
-    scorer: Scorer, prompts: Sequence[Sequence[int]], limit: int, options: SampleOptions, special: SpecialTokens
+    scorer: Scorer,
+    prompts: Sequence[Sequence[int]],
+    limit: int,
+    options: SampleOptions,
+    special: SpecialTokens,
+    device: torch.device | str = "cpu",
 ) -> list[Hypothesis]:
     """Samples at most `limit` tokens after each prompt, of which the scorer has read all tokens but the last.
 
-    log_probabilities are the model's own: penalty, temperature, top_k and top_p do not change them.
+    log_probabilities are the model's own: penalty, temperature, top_k and top_p do not change them. device: the
+    scorer's; draws are made on the CPU, so that they are the same on every device.
     """
-    device = torch.device("cpu")  # samples are the same on every device
-    generators = [torch.Generator(device).manual_seed(options.seed + 1_000_003 * row) for row in range(len(prompts))]
+    generators = [torch.Generator().manual_seed(options.seed + 1_000_003 * row) for row in range(len(prompts))]
     texts = [list(tokens) for tokens in prompts]
     found: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     rows = list(range(len(prompts)))  # those that have not ended
     for _ in range(limit):
         if not rows:
             break
-        scores = scorer.step(torch.tensor([texts[row][-1] for row in rows]))
+        scores = scorer.step(torch.tensor([texts[row][-1] for row in rows], device=device))
         values = scores.values.clone()
         values[:, special.pad] = LOG_ZERO
         _penalise_repeats(values, [texts[row] for row in rows], options.repetition_penalty)
-        tokens = _sample_tokens(values, options, [generators[row] for row in rows]).tolist()
-        logs = scores.values[range(len(rows)), tokens] - scores.normaliser
+        chosen = _sample_tokens(values, options, [generators[row] for row in rows])
+        logs = scores.values.gather(1, chosen[:, None]).squeeze(1) - scores.normaliser
+        tokens = chosen.tolist()
         for row, token, log in zip(rows, tokens, logs.tolist(), strict=True):
             texts[row].append(token)
             found[row][0].append(token)
@@ -40,7 +46,7 @@ def sample(
         if len(stay) < len(rows):
             rows = [rows[place] for place in stay]
             if rows:
-                scorer.reorder(torch.tensor(stay))
+                scorer.reorder(torch.tensor(stay, device=device))
     return [Hypothesis(tokens, sum(logs), logs) for tokens, logs in found]
 
 
@@ -49,7 +55,7 @@ def _penalise_repeats(values: Tensor, texts: Sequence[Sequence[int]], penalty: f
     if penalty == 1:
         return
     for row, text in enumerate(texts):
-        tokens = torch.tensor(sorted(set(text)))
+        tokens = torch.tensor(sorted(set(text)), device=values.device)
         old = values[row, tokens]
         values[row, tokens] = torch.where(old > 0, old / penalty, old * penalty)
 
