@@ -94,7 +94,7 @@ class Counter(TorchDispatchMode):
         name = str(func).removeprefix("aten.").removesuffix(".default")
         self.record(name, read + written, ((kind, flops),) if flops else (), inputs)
 
-    def count_launch(self, launch: Launch, run: Callable[[], Any]) -> None:  # noqa: ARG002: fake tensors run nothing
+    def count_launch(self, launch: Launch, run: Callable[[], Any]) -> None:  # noqa: ARG002 - fake tensors run nothing
         found = traffic_of(launch)
         flops = dict(found.dots)
         if found.flops:

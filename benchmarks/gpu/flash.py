@@ -3,9 +3,9 @@
     forward    4 B H T S d FLOPs, reads q, k, v and writes y and a number for each query; one launch
     backward   2.5 times the FLOPs, reads q, k, v, y, dy and writes dq, dk, dv; three launches
 
-of T queries and S keys; causal attention has half of the FLOPs. Short sequences do not reach the full speed, `FLASH` and
-`FLASH_CAUSAL` of a GPU, but S / (S + 160) of it, causal ones S / (S + 450): curves near what is reported of
-FlashAttention-2 with heads of 64. The count has FLOPs over this share.
+of T queries and S keys; causal attention has half of the FLOPs. Short sequences do not reach the full speed, `FLASH`
+and `FLASH_CAUSAL` of a GPU, but S / (S + 160) of it, causal ones S / (S + 450): curves near what is reported of
+FlashAttention-2 with heads of 64, all its launches together. The count has FLOPs over this share.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +29,13 @@ def modelled_attention(record: Record) -> Iterator[None]:
     """record(name, bytes, flops, inputs) gets the launches of scaled_dot_product_attention within it."""
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False
-    ) -> Tensor:  # dropout changes neither bytes nor FLOPs
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,  # noqa: ARG001 - dropout changes neither bytes nor FLOPs
+        is_causal: bool = False,
+    ) -> Tensor:
         assert attn_mask is None, "the flash kernel takes no mask"
         return _Flash.apply(*(one.to(torch.bfloat16) for one in (q, k, v)), is_causal, record)
 
@@ -51,11 +56,10 @@ class _Flash(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, y = ctx.saved_tensors
         gradients = _like(q, q.shape[-1]), _like(k, k.shape[-1]), _like(v, v.shape[-1])
-        sums = 4 * q.numel()  # dq is summed in float32
-        ctx.record("flash_attention_backward_products", _bytes(y, grad) + _statistics(q) + sums, (), [y, grad])
-        moved = _bytes(q, k, v, grad, *gradients[1:]) + 2 * _statistics(q) + sums
+        ctx.record("flash_attention_backward_products", 0, (), [y, grad])
+        moved = _bytes(q, k, v, y, grad, *gradients) + _statistics(q)
         ctx.record("flash_attention_backward", moved, _flops(q, k, v, ctx.causal, 2.5), [q, k, v])
-        ctx.record("flash_attention_backward_convert", sums + _bytes(gradients[0]), (), [q])
+        ctx.record("flash_attention_backward_convert", 0, (), [q])
         return *gradients, None, None
 
 

@@ -13,7 +13,7 @@ TENSOR = "tensor cores"
 FLOAT32 = "float32"
 """Everything else: float32 matrix products of cuBLAS, TF32 among them, and multiply-adds outside of matrix products."""
 FLOAT32_DOT = "float32 dot"
-"""`tl.dot` of float32 without TF32: Triton makes single multiply-adds of it, whose operands rarely stay in registers."""
+"""`tl.dot` of float32 without TF32: Triton makes single multiply-adds of it, whose operands overflow the registers."""
 
 
 FLASH, FLASH_CAUSAL = "flash", "causal flash"

@@ -14,7 +14,7 @@ LENGTHS = (512, 2048, 8192)
 
 @dataclass(frozen=True)
 class Row:
-    """A mixer of the table. targets: milliseconds on an A100 at each of LENGTHS that it is meant to reach."""
+    """A mixer of the table."""
 
     label: str
     mechanism: str

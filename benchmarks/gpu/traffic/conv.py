@@ -41,9 +41,7 @@ def tap_products(launch: Launch) -> Traffic:
     for start in range(0, k.length, k.TIME):
         stop = min(start + k.TIME, k.length)
         # a gradient is read where a tap's input exists
-        reads = [
-            (max(start, k.before - tap), min(stop, k.size + k.before - tap)) for tap in range(k.COUNT)
-        ]
+        reads = [(max(start, k.before - tap), min(stop, k.size + k.before - tap)) for tap in range(k.COUNT)]
         reads = [(first, last) for first, last in reads if first < last]
         if reads:
             gradients = max(last for _, last in reads) - min(first for first, _ in reads)

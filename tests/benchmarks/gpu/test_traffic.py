@@ -1,8 +1,8 @@
 """Bytes and FLOPs that `benchmarks/gpu/traffic/` claims are those that Triton's interpreter sees.
 
 Triton decides on import whether it interprets, and other tests need it not to: the `check_` functions of the files
-`traffic_*.py` beside this one run in a process of their own. An operation's checks are one such file; `traffic_conv.py` is
-the model.
+`traffic_*.py` beside this one run in a process of their own. An operation's checks are one such file; `traffic_conv.py`
+is the model.
 """
 
 import importlib.util
