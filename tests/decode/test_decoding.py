@@ -10,8 +10,9 @@ from torch import Tensor
 
 from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
 from subquad.decode.align import cross_attention_weights
-from subquad.decode.beam import Hypothesis, SearchRequest, SpecialTokens, beam_search, pad_rows
+from subquad.decode.beam import SearchRequest, SpecialTokens, beam_search, pad_rows
 from subquad.decode.generate import Generator
+from subquad.decode.hypotheses import Hypothesis
 from subquad.decode.options import DecodeOptions, SampleOptions
 from subquad.decode.sample import sample
 from subquad.decode.scoring import Ensemble, LanguageModelScorer, Seq2SeqScorer

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from subquad.decode.align import cross_attention_weights
-from subquad.decode.beam import Hypothesis, SearchRequest, SpecialTokens, beam_search
+from subquad.decode.beam import SearchRequest, SpecialTokens, beam_search
+from subquad.decode.hypotheses import Hypothesis
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import Seq2SeqScorer
 from subquad.interop.checkpoints.fairseq.models import convert_model

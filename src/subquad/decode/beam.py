@@ -2,11 +2,12 @@
 
 At each step the 2 * beam best continuations of a sentence's hypotheses are candidates. A candidate that ends counts
 only if it is among the best `beam`; the best `beam` candidates that do not end are continued. A sentence is finished
-when `beam` hypotheses have ended, or at its length limit, where every hypothesis must end. Finished sentences leave
-the batch.
+when `beam` hypotheses have ended, or at its length limit, where every hypothesis must end.
+
+Finished sentences leave the batch: at once on the CPU, after at most STEPS_UNWATCHED steps on other devices, which
+compute while Python prepares the next steps and would have to be waited for.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,20 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from subquad.decode.hypotheses import LOG_ZERO, Hypotheses, Hypothesis
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import Scorer, TokenScores
 from subquad.kernels.vocabulary import largest
 
-LOG_ZERO = -float("inf")
-"""The log-probability of what cannot happen."""
-
-
-class Hypothesis(NamedTuple):
-    """tokens: including eos. score: hypotheses are ranked by it. log_probabilities: one for each token."""
-
-    tokens: list[int]
-    score: float
-    log_probabilities: list[float]
+STEPS_UNWATCHED = 8
+"""After so many steps a device other than the CPU is asked which sentences are finished."""
 
 
 class SpecialTokens(NamedTuple):
@@ -42,8 +36,8 @@ class SpecialTokens(NamedTuple):
 class SearchRequest:
     """The inputs of a search for B sentences.
 
-    first: (B,) the token that the first step reads. limits: (B,) the maximal number of tokens before eos. prefixes:
-    (B, P) the tokens that hypotheses must begin with, followed by padding; None: there are no prefixes.
+    first: (B,) the token that the first step reads. limits: (B,) the maximal number of tokens before eos, on the CPU.
+    prefixes: (B, P) the tokens that hypotheses must begin with, followed by padding; None: there are no prefixes.
     """
 
     first: Tensor
@@ -56,41 +50,55 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Returns the `nbest` best hypotheses of each sentence, best first. The scorer has one row for each sentence."""
     search = _Search(scorer, request, options, special)
-    step = 0
     while len(search.sentences):
-        search.step(step)
-        step += 1
-    ranked = [sorted(found, key=lambda one: -one.score) for found in search.finished]
-    return [found[: options.nbest] for found in ranked]
+        search.step()
+    search.check_finite()
+    return search.hypotheses.best(options.nbest, options.lenpen, special.eos)
+
+
+def steps_between_checks(device: torch.device) -> int:
+    """Returns how often finished sentences are looked for: reading from a device means to wait for it."""
+    return 1 if device.type == "cpu" else STEPS_UNWATCHED
 
 
 class _Search:
-    """The B sentences that are not finished, each with W hypotheses: one at first, then `beam`."""
+    """The B sentences that are in the batch, each with W hypotheses: one at first, then `beam`."""
 
     def __init__(self, scorer: Scorer, request: SearchRequest, options: DecodeOptions, special: SpecialTokens) -> None:
         self.scorer, self.options, self.special = scorer, options, special
         count, device = len(request.first), request.first.device
-        self.finished: list[list[Hypothesis]] = [[] for _ in range(count)]
+        self.hypotheses = Hypotheses(count, options.beam, device)
+        self.check_every = steps_between_checks(device)
+        self.known_limits: list[int] = request.limits.tolist()  # what Python knows without asking the device
         self.sentences = torch.arange(count, device=device)  # (B,) indices into the request
         self.limits, self.prefixes = request.limits.to(device), request.prefixes
-        self.last = request.first
-        self.tokens = torch.empty(count, 0, dtype=torch.int64, device=device)  # (B * W, steps)
-        self.totals = torch.zeros(
-            count, 1, device=device
-        )  # (B * W, steps + 1): sums of log-probabilities, beginning with 0
+        self.ended = torch.zeros(count, dtype=torch.int64, device=device)  # (B,) hypotheses that have ended
+        self.unfinished = torch.ones(count, dtype=torch.bool, device=device)  # (B,)
+        self.finite = torch.ones((), dtype=torch.bool, device=device)  # whether all scores were
+        self.last = request.first  # (B * W,)
+        self.totals = torch.zeros(count, device=device)  # (B * W,) sums of log-probabilities
+        self.tokens = torch.empty(count, 0, dtype=torch.int64, device=device)  # (B * W, steps), if n-grams are counted
 
-    def step(self, step: int) -> None:
+    def step(self) -> None:
+        step = self.hypotheses.steps
         scores = self.scorer.step(self.last, self.options.temperature)
-        if not bool(torch.isfinite(scores.normaliser).all()):
-            raise ValueError("the model's logits are not finite; its weights may be damaged")
+        self.finite = self.finite & torch.isfinite(scores.normaliser).all()
+        if self.check_every == 1:
+            self.check_finite()
         self._constrain(scores.values, step)
-        totals, rows, tokens = self._candidates(scores)
+        totals, parents, tokens = self._candidates(scores)
         ends = (tokens == self.special.eos) & (totals > LOG_ZERO)
-        self._collect_finished(ends[:, : self.options.beam], totals, rows, step)
-        self._continue_search(ends, totals, rows, tokens, first=step == 0)
+        self._collect_finished(ends, totals, parents, step)
+        self._continue_search(ends, totals, parents, tokens)
 
     def _width(self) -> int:
         return len(self.last) // len(self.sentences)
+
+    def check_finite(self) -> None:
+        if not bool(self.finite):
+            raise ValueError("the model's logits are not finite; its weights may be damaged")
+
+    # ------------------------------------------------------------------ what may follow
 
     def _constrain(self, values: Tensor, step: int) -> None:
         """Sets the scores of tokens that may not follow to -inf, in place. values: (B * W, V)."""
@@ -98,80 +106,94 @@ class _Search:
         values[:, self.special.pad] = LOG_ZERO
         if self.options.unk_penalty:
             values[:, self.special.unk] -= self.options.unk_penalty
-        at_limit = self.limits <= step  # (B,)
+        at_limit = (self.limits <= step).repeat_interleave(width)  # (B * W,)
         if step < self.options.min_len:
-            values[(~at_limit).repeat_interleave(width), eos] = LOG_ZERO
-        if at_limit.any():
-            _force_token(values, at_limit.repeat_interleave(width), torch.full_like(self.last, eos))
+            values[:, eos].masked_fill_(~at_limit, LOG_ZERO)
+        if step >= min(self.known_limits):
+            _force_token(values, at_limit, torch.full_like(self.last, eos))
         if self.prefixes is not None and step < self.prefixes.shape[1]:
             wanted = self.prefixes[:, step].repeat_interleave(width)
-            _force_token(values, (wanted != self.special.pad) & ~at_limit.repeat_interleave(width), wanted)
+            _force_token(values, (wanted != self.special.pad) & ~at_limit, wanted)
         if self.options.no_repeat_ngram:
             self._forbid_repeats(values)
 
     def _forbid_repeats(self, values: Tensor) -> None:
         """Forbids every token that would repeat an n-gram of `no_repeat_ngram` tokens."""
         size = self.options.no_repeat_ngram
-        for row, tokens in enumerate(self.tokens.tolist()):
-            count = len(tokens) - size + 1
-            if count > 0:
-                end = tokens[count:]
-                repeats = [tokens[i + size - 1] for i in range(count) if tokens[i : i + size - 1] == end]
-                values[row, repeats] = LOG_ZERO
+        if self.tokens.shape[1] >= size:
+            ngrams = self.tokens.unfold(1, size, 1)  # (B * W, n-grams, size)
+            end = self.tokens[:, self.tokens.shape[1] - size + 1 :]
+            repeats = (ngrams[..., :-1] == end[:, None]).all(-1)
+            # where nothing repeats, what is forbidden is padding, which never follows
+            values.scatter_(1, torch.where(repeats, ngrams[..., -1], self.special.pad), LOG_ZERO)
+
+    # ------------------------------------------------------------------ what follows
 
     def _candidates(self, scores: TokenScores) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the best continuations of each sentence: total log-probability, hypothesis and token, all (B, n)."""
         count, width, vocab = len(self.sentences), self._width(), scores.values.shape[1]
         values, tokens = largest(scores.values, min(2 * self.options.beam, vocab))
         # In the order of fairseq, the normaliser first: rounding must not make equal totals unequal.
-        totals = (values - scores.normaliser[:, None] + self.totals[:, -1:]).view(count, -1)
+        totals = (values - scores.normaliser[:, None] + self.totals[:, None]).view(count, -1)
         each = tokens.shape[1]
         totals, place = totals.topk(min(2 * self.options.beam, totals.shape[1]), -1)
         return totals, place // each, tokens.view(count, width * each).gather(1, place)
 
-    def _collect_finished(self, ends: Tensor, totals: Tensor, rows: Tensor, step: int) -> None:
-        """Stores the hypotheses that end. ends: (B, beam)."""
-        width = self._width()
-        length = (step + 1) ** self.options.lenpen
-        for sentence, place in ends.nonzero().tolist():
-            found = self.finished[int(self.sentences[sentence])]
-            if len(found) < self.options.beam:
-                row = sentence * width + int(rows[sentence, place])
-                total = float(totals[sentence, place])
-                sums = [*self.totals[row].tolist(), total]
-                each = [after - before for before, after in itertools.pairwise(sums)]
-                found.append(Hypothesis([*self.tokens[row].tolist(), self.special.eos], total / length, each))
-        at_limit = (self.limits <= step).tolist()
-        numbers = self.sentences.tolist()
-        unfinished = [
-            not late and len(self.finished[n]) < self.options.beam for n, late in zip(numbers, at_limit, strict=True)
-        ]
-        self.unfinished = torch.tensor(unfinished, device=self.last.device)
+    def _collect_finished(self, ends: Tensor, totals: Tensor, parents: Tensor, step: int) -> None:
+        """Keeps the hypotheses that end among the best `beam` candidates."""
+        beam = self.options.beam
+        counted = ends[:, :beam] & self.unfinished[:, None]
+        if self.check_every > 1 or bool(counted.any()):
+            given = parents[:, :beam], totals[:, :beam]
+            self.ended = self.hypotheses.end(self.sentences, self.ended, counted, *given)
+            self.unfinished = self.unfinished & (self.ended < beam)
+        if step >= min(self.known_limits):
+            self.unfinished = self.unfinished & (self.limits > step)
 
-    def _continue_search(self, ends: Tensor, totals: Tensor, rows: Tensor, tokens: Tensor, first: bool) -> None:
-        """Continues the best candidates that do not end, in the sentences that are not finished."""
-        width, beam = self._width(), self.options.beam
-        order = (ends.int() * ends.shape[1] + torch.arange(ends.shape[1], device=ends.device)).argsort(1)[:, :beam]
-        kept = self.unfinished.nonzero().squeeze(1)
-        order = order[kept]
-        index = (kept[:, None] * width + rows[kept].gather(1, order)).flatten()
-        self.last = tokens[kept].gather(1, order).flatten()
-        self.tokens = torch.cat([self.tokens[index], self.last[:, None]], 1)
-        self.totals = torch.cat([self.totals[index], totals[kept].gather(1, order).flatten()[:, None]], 1)
-        changed = len(kept) < len(self.sentences)
+    def _continue_search(self, ends: Tensor, totals: Tensor, parents: Tensor, tokens: Tensor) -> None:
+        """Continues the best candidates that do not end."""
+        step, width, beam = self.hypotheses.steps, self._width(), self.options.beam
+        count, candidates = ends.shape
+        if candidates < 2 * beam:  # with so few words, what has ended may have to fill the beam: it cannot win again
+            totals = totals.masked_fill(ends, LOG_ZERO)
+        order = (ends.int() * candidates + torch.arange(candidates, device=ends.device)).argsort(1)[:, :beam]
+        parents, tokens, totals = parents.gather(1, order), tokens.gather(1, order), totals.gather(1, order)
+        self.hypotheses.extend(self.sentences, parents, tokens, totals)
+        index = parents + torch.arange(0, count * width, width, device=ends.device)[:, None]  # (B, beam) rows of before
+        kept = self._choose_sentences(step)
+        if kept is not None:
+            index, tokens, totals = index[kept], tokens[kept], totals[kept]
+        self.last, self.totals, index = tokens.flatten(), totals.flatten(), index.flatten()
+        if self.options.no_repeat_ngram:
+            self.tokens = torch.cat([self.tokens[index], self.last[:, None]], 1)
+        if len(index) and (kept is not None or beam > 1):  # a single hypothesis goes on in its own row
+            everyone = torch.arange(count, device=ends.device) if step == 0 else None
+            self.scorer.reorder(index, everyone if kept is None else kept)
+
+    def _choose_sentences(self, step: int) -> Tensor | None:
+        """Lets finished sentences leave. Returns the places (n,) of those that stay; None: everyone stays."""
+        if step >= max(self.known_limits):
+            unfinished = [False] * len(self.known_limits)
+        elif (step + 1) % self.check_every:
+            return None
+        else:  # here, and only here, Python waits for the device
+            unfinished = (self.unfinished & self.finite).tolist()
+        if all(unfinished):
+            return None
+        self.known_limits = [limit for limit, stays in zip(self.known_limits, unfinished, strict=True) if stays]
+        kept = self.unfinished.int().argsort(descending=True, stable=True)[: len(self.known_limits)]
         self.sentences, self.limits = self.sentences[kept], self.limits[kept]
+        self.ended, self.unfinished = self.ended[kept], self.unfinished[kept]
         self.prefixes = self.prefixes[kept] if self.prefixes is not None else None
-        if len(kept):
-            self.scorer.reorder(index, kept if changed or first else None)
+        return kept
 
 
 def _force_token(values: Tensor, rows: Tensor, token: Tensor) -> None:
     """Allows only `token` to follow in the rows where `rows` is True. values: (R, V); rows, token: (R,)."""
-    chosen = rows.nonzero().squeeze(1)
-    wanted = token[chosen]
-    kept = values[chosen, wanted]
-    values[chosen] = LOG_ZERO
-    values[chosen, wanted] = kept
+    place = token[:, None]
+    wanted = values.gather(1, place)
+    values.masked_fill_(rows[:, None], LOG_ZERO)
+    values.scatter_(1, place, torch.where(rows[:, None], wanted, values.gather(1, place)))
 
 
 def special_tokens(tokenizer: object) -> SpecialTokens:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 
 from subquad.data.tokenizers import Tokenizer
-from subquad.decode.beam import Hypothesis, SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.beam import SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.hypotheses import Hypothesis
 from subquad.decode.inference import prepare_for_inference
 from subquad.decode.limits import max_text_length
 from subquad.decode.options import DecodeOptions, SampleOptions

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subquad.decode.beam import LOG_ZERO, Hypothesis, SpecialTokens
+from subquad.decode.beam import SpecialTokens
+from subquad.decode.hypotheses import LOG_ZERO, Hypothesis
 from subquad.decode.options import SampleOptions
 from subquad.decode.scoring import Scorer
 from subquad.kernels.vocabulary import largest

@@ -14,7 +14,8 @@ import torch
 from subquad.data.batches import Budget, batches_by_tokens
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.align import Alignment, align, check_alignments
-from subquad.decode.beam import Hypothesis, SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.beam import SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.hypotheses import Hypothesis
 from subquad.decode.inference import prepare_for_inference
 from subquad.decode.limits import max_source_length, max_text_length
 from subquad.decode.options import DecodeOptions
