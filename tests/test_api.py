@@ -15,6 +15,7 @@ import yaml
 import subquad
 from subquad import api, run
 from subquad.cli.main import run as command
+from subquad.compare import study
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
@@ -227,10 +228,14 @@ def test_the_command_line_and_python_train_the_same(here: Path, tmp_path: Path) 
 def test_the_examples_of_the_docstrings_hold(here: Path, capfd) -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    found = [example for example in [*finder.find(api, "api"), *finder.find(run, "run")] if example.examples]
+    found = [
+        example
+        for example in [*finder.find(api, "api"), *finder.find(run, "run"), *finder.find(study, "study")]
+        if example.examples
+    ]
     functions = {f"api.{name}" for name in ("train", "evaluate", "compare", "load_run", "dry_run")}
     methods = {f"run.Run.{name}" for name in ("translate", "generate", "classify")}
-    assert functions | methods <= {one.name for one in found}
+    assert functions | methods | {"study.study"} <= {one.name for one in found}
     order = ["api.train"]  # it makes the run that the others use
     for example in sorted(found, key=lambda one: (one.name not in order, one.name)):
         runner.run(example)

@@ -7,18 +7,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from subquad.api import advise, compare, dry_run, evaluate, load_run, train
+    from subquad.api import advise, compare, dry_run, evaluate, load_run, study, train
     from subquad.interop.patching import swap
     from subquad.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "advise", "compare", "dry_run", "evaluate", "load_run", "swap", "train"]
+__all__ = ["Run", "advise", "compare", "dry_run", "evaluate", "load_run", "study", "swap", "train"]
 
 _LAZY = {
     "Run": "subquad.run",
     "advise": "subquad.api",
     "dry_run": "subquad.api",
     "load_run": "subquad.api",
+    "study": "subquad.api",
     "swap": "subquad.interop.patching",
 }
 """The module of each name. It is imported when the name is first used, so that `import subquad` imports no torch."""

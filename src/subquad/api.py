@@ -26,6 +26,7 @@ from subquad.compare.executors import build_executor
 from subquad.compare.executors.base import Executor
 from subquad.compare.matching import Match
 from subquad.compare.statistics.times import LOOKS
+from subquad.compare.study import study
 from subquad.evaluate.report import EvaluationReport
 from subquad.evaluate.significance import RESAMPLES
 from subquad.models.costs import estimate_costs
@@ -56,6 +57,7 @@ __all__ = [
     "evaluate",
     "load_run",
     "profile",
+    "study",
     "train",
 ]
 

@@ -14,6 +14,7 @@ from subquad.train.recipe import read_recipe
 from tests.compare.plans import PAIRS
 
 ROOT = Path(__file__).parents[2]
+PIXELS = ROOT / "recipes/small/digits_pixels.yaml"
 LONG = {path.stem: path for path in sorted((ROOT / "recipes/long").glob("*.yaml"))}
 TINY = [
     "model.dim=8",
@@ -56,8 +57,22 @@ def test_a_sample_longer_than_an_update_is_refused() -> None:
 
 
 def test_what_has_lengths_of_its_own_is_refused() -> None:
-    with pytest.raises(ValueError, match="samples of the task image-classification have lengths of their own"):
-        recipe_at(read_recipe(ROOT / "recipes/small/digits.yaml"), 100)
+    with pytest.raises(ValueError, match="samples of the task translation have lengths of their own"):
+        recipe_at(PAIRS, 100)
+    with pytest.raises(ValueError, match="images are squares of patches: 1000 is none, 961 and 1024 are"):
+        recipe_at(read_recipe(PIXELS), 1000)
+    with pytest.raises(ValueError, match="an image of 1,024 patches has more pixels than a batch"):
+        recipe_at(read_recipe(PIXELS, ["train.budget.max_sentences=3"]), 1024)
+    with pytest.raises(ValueError, match="the stages of a pyramid read sequences of different lengths"):
+        recipe_at(read_recipe(ROOT / "recipes/imagenet_pvt_v2_b3_eva.yaml"), 196)
+
+
+def test_images_have_as_many_patches_and_batches_as_many_pixels() -> None:
+    pixels = recipe_at(read_recipe(PIXELS), 1024)
+    assert pixels.data.options == {"size": 32}
+    assert pixels.train.budget.max_sentences == 32 // 4
+    patches = recipe_at(read_recipe(ROOT / "recipes/small/cifar10_eva.yaml"), 256)
+    assert (patches.data.augment.size, patches.train.budget.max_sentences) == (64, 16)
 
 
 def test_all_means_what_the_model_can_have() -> None:

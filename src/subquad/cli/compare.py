@@ -10,7 +10,7 @@ import typer
 
 from subquad.cli.options import RecipeFile, parse_integer, parse_mixer_options, parse_mixers, split_words
 from subquad.cli.output import print_table
-from subquad.cli.study import read_recipes, show_study
+from subquad.cli.study import show_study
 from subquad.packages import plugins
 from subquad.processes import interruptible
 from subquad.progress import Progress
@@ -177,7 +177,7 @@ def compare(
     wanted, engine = parse_shard(shard), parse_executor(executor, executor_options)
     out = out or Path("runs") / f"compare-{recipe.stem}"
     from subquad.compare import Comparison
-    from subquad.compare.study import Study, plan_study
+    from subquad.compare.study import Study, plan_study, read_recipes
 
     if merge:
         comparison = Comparison.open(out, baseline, margin)

@@ -1,6 +1,5 @@
 """`subquad compare` of several recipes or lengths: one study, with one table of all of them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,17 +7,6 @@ from subquad.cli.output import print_table
 
 if TYPE_CHECKING:
     from subquad.compare.report.study import StudyResult
-    from subquad.train.recipe import Recipe
-
-
-def read_recipes(path: Path, changes: Sequence[str]) -> "dict[str, Recipe]":
-    """The recipe of a file, or all recipes of a folder, by name."""
-    from subquad.train.recipe import read_recipe
-
-    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
-    if not files:
-        raise ValueError(f"the folder {path} holds no recipe, which is a file NAME.yaml")
-    return {file.stem: read_recipe(file, changes) for file in files}
 
 
 def show_study(study: "StudyResult", out: Path) -> None:

@@ -90,6 +90,9 @@ class Trial(Record):
     loss_by_position: list[PositionLoss] = Field(default_factory=list, description="of a language model, on the split")
     curve: list[CurvePoint] = Field(default_factory=list)
     training_seconds: float | None = Field(None, gt=0)
+    training_spans: list[tuple[float, float]] = Field(
+        default_factory=list, description="begin and end of the training's processes, in seconds of the machine's clock"
+    )
     tokens_per_second: float | None = Field(None, gt=0, description="of training")
     peak_bytes: int | None = Field(None, gt=0, description="of training")
     data_order: str | None = Field(None, description="checksum of the batches in the order they were seen")

@@ -8,41 +8,86 @@ At every length the models are trained and scored anew, with as many tokens in a
 length, so that quality and cost are known at the same lengths.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from subquad.compare.comparison import EVERYTHING, TOKENS, Comparison, OnProgress, Shard
+from subquad.compare.executors import build_executor
 from subquad.compare.executors.base import Executor
 from subquad.compare.measure.lengths import lengthen_mixer
+from subquad.compare.report.result import Result
 from subquad.compare.report.study import StudyPart, StudyResult, write_study
 from subquad.compare.settings import change_recipe
 from subquad.compare.variants import applicable, parse_label
 from subquad.mixers import available, mixer_class
 from subquad.models.presets import merge_options
 from subquad.nn.stack import MixerChoice
-from subquad.train.recipe import Recipe
+from subquad.progress import Progress
+from subquad.train.recipe import Changes, Recipe, read_recipe
 
 EMBEDDINGS = ("source", "target", "embedding")
 STACKS = ("encoder", "decoder")
 
 
+def study(
+    recipes: str | Path | Sequence[str | Path],
+    mixers: Sequence[str] | Literal["all"],
+    *,
+    out: str | Path,
+    quality_lengths: Sequence[int] = (),
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    executor: str | Executor = "local",
+    executor_options: Mapping[str, Any] | None = None,
+    title: str | None = None,
+    quiet: bool = False,
+    changes: Changes = (),
+    **more: Any,
+) -> dict[str, Result]:
+    """Compares mechanisms in several recipes, or in one at several lengths, and returns the results by their titles.
+
+    recipes: files, or a folder whose recipes are all meant; changes: to each of them, such as "train.updates=100". out:
+    the folder of the study, which gets study.html beside a folder for each comparison; it goes on where it was
+    interrupted. mixers, options, executor and `more` are those of `subquad.compare`; "all" stands for those that the
+    model of a recipe can have. quality_lengths: at which samples are trained, scored and measured; none: at the
+    recipe's own.
+
+    >>> import subquad
+    >>> small = {"seeds": 1, "floors": False, "changes": ["train.updates=2"], "quiet": True}
+    >>> results = subquad.study("recipes/small/speeches.yaml", ["softmax"], out="runs/s", quality_lengths=[64], **small)
+    >>> list(results)
+    ['speeches, 64 tokens']
+    """
+    engine = build_executor(executor, executor_options) if isinstance(executor, str) else executor
+    paths = [recipes] if isinstance(recipes, str | Path) else recipes
+    read = {name: one for path in paths for name, one in read_recipes(Path(path), changes).items()}
+    labels = available() if mixers == "all" else mixers
+    parts = plan_study(read, labels, quality_lengths, options, only_applicable=mixers == "all")
+    planned = Study.create(parts, Path(out), **more)
+    with Progress(stream=io.StringIO() if quiet else None) as progress:
+        planned.run(progress.report, executor=engine)
+    found = planned.write_report(title or Path(out).name)
+    return {part.title: result for part, result in found.results(Path(out)).items()}
+
+
+def read_recipes(path: Path, changes: Changes) -> dict[str, Recipe]:
+    """The recipe of a file, or all recipes of a folder, by name."""
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(f"the folder {path} holds no recipe, which is a file NAME.yaml")
+    return {file.stem: read_recipe(file, changes) for file in files}
+
+
 def recipe_at(recipe: Recipe, length: int) -> Recipe:
     """The recipe with samples of `length` tokens, as many tokens in an update, and tables that are long enough."""
-    content = recipe.model_dump(mode="json")
-    batch, own = recipe.task_class.typical_batch(recipe.data, recipe.train.budget)
-    changes = recipe.task_class.at_length(recipe.data, length)
-    tokens = recipe.train.budget.max_tokens or batch * (own or length)
-    if tokens < length:
-        raise ValueError(
-            f"an update of this recipe has {tokens:,} tokens, and all lengths get as many: a sample of {length:,} does "
-            f"not fit; set train.budget.max_tokens={length} or more"
-        )
-    changes |= {"train.budget.max_tokens": tokens, "train.budget.max_sentences": None}
-    content = change_recipe(content, changes)
     resolved, longer = recipe.model_data({}), dict[str, Any]()
+    changes = recipe.task_class.at_length(recipe.data, resolved, recipe.train.budget, length)
+    if recipe.task_class.sized_by_tokens:
+        changes |= _token_budget(recipe, length)
+    content = change_recipe(recipe.model_dump(mode="json"), changes)
     for name in EMBEDDINGS:
         if resolved.get(name, {}).get("positions") == "learned" and resolved[name].get("max_length", 0) < length:
             longer[name] = {"max_length": length}
@@ -50,6 +95,18 @@ def recipe_at(recipe: Recipe, length: int) -> Recipe:
         if (choice := resolved.get(name, {}).get("mixer")) is not None:
             longer[name] = {"mixer": lengthen_mixer(MixerChoice.model_validate(choice), length)}
     return Recipe.parse(f"{recipe.task} at {length}", {**content, "model": merge_options(content["model"], longer)})
+
+
+def _token_budget(recipe: Recipe, length: int) -> dict[str, Any]:
+    """The budget of batches with as many tokens as the recipe's have, in samples of `length` tokens."""
+    batch, own = recipe.task_class.typical_batch(recipe.data, recipe.train.budget)
+    tokens = recipe.train.budget.max_tokens or batch * (own or length)
+    if tokens < length:
+        raise ValueError(
+            f"an update of this recipe has {tokens:,} tokens, and all lengths get as many: a sample of {length:,} does "
+            f"not fit; set train.budget.max_tokens={length} or more"
+        )
+    return {"train.budget.max_tokens": tokens, "train.budget.max_sentences": None}
 
 
 def options_at(mixers: Sequence[str], given: Mapping[str, Mapping[str, Any]], length: int) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
     OUT/trials/eva-seed1/       a run directory like any other, and beside its files
         log.txt                 what the processes printed
-        processes.json          the memory that training took, and on which machines
+        processes.json          the memory that training took, on which machines and when
         evaluation.json         the metrics, with the statistics of every sample beside it
         trial.json              the record; written last, and not again once it says "done"
 
@@ -12,6 +12,7 @@ of their own (`trial_worker`).
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,14 @@ class StoredTrial(NamedTuple):
 
 
 class TrainingProcesses(NamedTuple):
-    """The content of processes.json, of all processes that a training took. machines: see `environment.machine`."""
+    """The content of processes.json, of all processes that a training took.
+
+    machines: see `environment.machine`. spans: when each process began and ended, in seconds of the machine's clock.
+    """
 
     peak_bytes: int
     machines: list[str]
+    spans: list[tuple[float, float]]
 
 
 class Trials:
@@ -111,6 +116,7 @@ class Trials:
         processes = _stored_processes(folder)
         if processes.machines:
             trial.setting |= {"machine": ", ".join(processes.machines)}
+        trial.training_spans = processes.spans
         if processes.peak_bytes:
             trial.peak_bytes = processes.peak_bytes
             trial.setting |= {"memory": "resident peak of the training process"}
@@ -133,11 +139,13 @@ class Trials:
         folder = self.folder(name)
         link_data(self.out, folder)
         before = _stored_processes(folder)
-        processes = TrainingProcesses(before.peak_bytes, sorted({*before.machines, machine()}))
+        processes = before._replace(machines=sorted({*before.machines, machine()}))
         write_json(folder / PROCESSES, processes._asdict())
+        began = time.time()
         ended = run_module(WORKER, ["train", str(self.out), name.label, str(name.seed)], folder / LOG, log)
         peak = max(before.peak_bytes, ended.peak_bytes or 0)
-        write_json(folder / PROCESSES, processes._replace(peak_bytes=peak)._asdict())
+        spans = [*before.spans, (began, time.time())]
+        write_json(folder / PROCESSES, processes._replace(peak_bytes=peak, spans=spans)._asdict())
         return f"training: {ended.reason}" if ended.code else None
 
     def _evaluate(self, name: TrialName, log: Log) -> str | None:
@@ -178,7 +186,7 @@ def link_data(out: Path, folder: Path) -> None:
 
 def _stored_processes(folder: Path) -> TrainingProcesses:
     path = folder / PROCESSES
-    return TrainingProcesses(**json.loads(path.read_text())) if path.exists() else TrainingProcesses(0, [])
+    return TrainingProcesses(**json.loads(path.read_text())) if path.exists() else TrainingProcesses(0, [], [])
 
 
 @dataclass(frozen=True)

@@ -217,8 +217,11 @@ class Task(ABC):
         """The samples of a batch and the tokens of each, estimated from the recipe; None if there are no tokens."""
 
     @classmethod
-    def at_length(cls, data: Any, length: int) -> dict[str, Any]:  # noqa: ARG003
-        """Changes to the section `data` of a recipe, by dotted names, that make its samples `length` tokens long."""
+    def at_length(cls, data: Any, model: Mapping[str, Any], budget: Budget, length: int) -> dict[str, Any]:  # noqa: ARG003
+        """Changes to a recipe with these sections, by dotted names, that make its samples `length` tokens long.
+
+        A task whose batches are sized by samples also changes the budget, so that a batch has as many tokens as before.
+        """
         raise ValueError(f"samples of the task {cls.name} have lengths of their own, which no option changes")
 
     def tokenizers(self) -> dict[str, Tokenizer]:

@@ -6,6 +6,7 @@ images; nothing beside numpy is needed then. Every random choice of a batch come
 seed that the trainer gives it, so a resumed run makes the batches of the uninterrupted one.
 """
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from subquad.data import builtin
 from subquad.data.batches import Batch, Budget, to_device
+from subquad.data.builtin.sets import DigitsOptions
 from subquad.data.hub import HUB
 from subquad.data.images.inputs import Augmented, Standardize, transform_from
 from subquad.data.images.mixup import MixingOptions, mix_batch
@@ -245,6 +247,25 @@ class ImageClassificationTask(ClassificationTask):
     @classmethod
     def typical_batch(cls, data: ImageData, budget: Budget) -> tuple[int, int | None]:  # noqa: ARG003
         return budget.max_sentences or IMAGES_PER_BATCH, None
+
+    @classmethod
+    def at_length(cls, data: ImageData, model: Mapping[str, Any], budget: Budget, length: int) -> dict[str, Any]:
+        """Images are resized so that they have `length` patches, and a batch has as many pixels as before."""
+        if "patch_size" not in model:
+            raise ValueError("the stages of a pyramid read sequences of different lengths: no one length describes it")
+        rows, patch = math.isqrt(length), model["patch_size"]
+        if rows**2 != length:
+            raise ValueError(f"images are squares of patches: {length} is none, {rows**2} and {(rows + 1) ** 2} are")
+        if data.augment is not None:
+            name, side = "data.augment.size", data.augment.size
+        elif data.embedded == "digits":
+            name, side = "data.options.size", DigitsOptions.parse("digits", data.options).size
+        else:
+            raise ValueError("images keep their own size without data.augment: give it, with a size")
+        batch = cls.typical_batch(data, budget)[0] * side**2 // (rows * patch) ** 2
+        if not batch:
+            raise ValueError(f"an image of {length:,} patches has more pixels than a batch of this recipe's images")
+        return {name: rows * patch, "train.budget.max_sentences": batch}
 
     def inputs(self) -> dict[str, Any]:
         return {"classes": list(self.splits["train"].classes), "transform": self.transform.to_json()}

@@ -254,7 +254,7 @@ class RecallTask(Task):
         return typical_text_batch(budget, data.generator().length if data.embedded else TYPICAL_LENGTH)
 
     @classmethod
-    def at_length(cls, data: RecallData, length: int) -> dict[str, Any]:
+    def at_length(cls, data: RecallData, model: Mapping[str, Any], budget: Budget, length: int) -> dict[str, Any]:  # noqa: ARG003
         if not data.embedded:
             raise ValueError("samples of files have lengths of their own; generated sets have any length")
         return {"data.options.length": length}

@@ -206,7 +206,7 @@ class BlockTask(WordTask):
         return typical_text_batch(budget, data.blocks.tokens_per_sample)
 
     @classmethod
-    def at_length(cls, data: Any, length: int) -> dict[str, Any]:
+    def at_length(cls, data: Any, model: Mapping[str, Any], budget: Budget, length: int) -> dict[str, Any]:  # noqa: ARG003
         if data.blocks.breaks != "none":
             raise ValueError("blocks have a length of their own only with data.blocks.breaks: none")
         return {"data.blocks.tokens_per_sample": length}

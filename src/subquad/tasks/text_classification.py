@@ -173,7 +173,13 @@ class TextClassificationTask(ClassificationTask, TextTask):
         return typical_text_batch(budget, data.max_length or generated or TYPICAL_LENGTH)
 
     @classmethod
-    def at_length(cls, data: TextClassificationData, length: int) -> dict[str, Any]:
+    def at_length(
+        cls,
+        data: TextClassificationData,
+        model: Mapping[str, Any],  # noqa: ARG003
+        budget: Budget,  # noqa: ARG003
+        length: int,
+    ) -> dict[str, Any]:
         """Texts are cut to the length; expressions of ListOps are made for it, from a quarter of it on as in LRA."""
         if data.embedded == "listops":
             return {"data.options.min_length": length // 4, "data.options.max_length": length}

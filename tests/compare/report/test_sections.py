@@ -5,6 +5,7 @@ import pytest
 from subquad.compare.measure.swap import SwapPoint, SwapReference
 from subquad.compare.records import PositionLoss
 from subquad.compare.report import sections
+from subquad.compare.report.fairness import why_times_differ
 from subquad.compare.report.formatting import format_quantity
 from subquad.compare.report.html import page
 from subquad.compare.report.result import Result
@@ -61,6 +62,16 @@ def test_times_of_trainings_on_several_machines_are_not_compared(machines: tuple
             result.table(name)
     assert "minutes of training" not in page(result)
     assert "time of the whole training" not in page(result)
+
+
+def test_times_of_trainings_that_ran_at_once_are_not_compared() -> None:
+    result = synthetic()
+    for number, trial in enumerate(result.trials):
+        trial.training_spans = [(10.0 * number, 10.0 * number + 9)]
+    assert why_times_differ(result) is None
+    result.trials[1].training_spans = [(5.0, 9.0), (20.5, 21.0)]
+    assert "at once" in str(why_times_differ(result))
+    assert "training time" not in result.table("mechanisms").headers
 
 
 def test_what_has_no_rows_is_said() -> None:

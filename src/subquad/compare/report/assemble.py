@@ -13,7 +13,7 @@ from subquad.compare.measure.base import Context, Margin
 from subquad.compare.measure.cache import stored_points
 from subquad.compare.plan import Plan, TrialName
 from subquad.compare.records import EpochCost, SampleCovariance, Trial
-from subquad.compare.report.fairness import machines, one_machine
+from subquad.compare.report.fairness import why_times_differ
 from subquad.compare.report.result import Mechanism, Metric, Result
 from subquad.compare.trials import Trials
 from subquad.compare.tuning.trials import searches
@@ -53,9 +53,8 @@ def assemble(context: Context, title: str, command: str) -> Result:
         epochs=_mean_epochs(found.epoch for found in stored.values() if found is not None),
         measurements={name: found for name, found in points.items() if found},
     )
-    if not one_machine(result):
-        names = ", ".join(machines(result))
-        result.notes.append(f"Trainings ran on several machines ({names}): their times are not compared.")
+    if (reason := why_times_differ(result)) is not None:
+        result.notes.append(reason)
     return result
 
 

@@ -1,6 +1,7 @@
 """Whether the mechanisms of a result were compared under the same conditions, and what their trials took."""
 
 import statistics
+from itertools import pairwise
 from typing import Literal
 
 from subquad.compare.matching import TOLERANCE
@@ -22,9 +23,19 @@ def machines(result: Result) -> list[str]:
     return sorted({str(name) for names in named for name in names})
 
 
-def one_machine(result: Result) -> bool:
-    """Whether all trainings ran on one machine: only then their times are compared."""
-    return len(machines(result)) <= 1
+def ran_at_once(result: Result) -> bool:
+    """Whether two finished trainings ran on one machine at the same time, and so slowed one another down."""
+    spans = sorted(span for trial in result.trials if trial.status == "done" for span in trial.training_spans)
+    return len(machines(result)) <= 1 and any(end > begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def why_times_differ(result: Result) -> str | None:
+    """Why the times of trainings say nothing about mechanisms; None: they can be compared."""
+    if len(names := machines(result)) > 1:
+        return f"Trainings ran on several machines ({', '.join(names)}): their times are not compared."
+    if ran_at_once(result):
+        return "Several trainings ran on the machine at once and slowed one another down: their times are not compared."
+    return None
 
 
 def parameters(result: Result, label: str) -> int | None:

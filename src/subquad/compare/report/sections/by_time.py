@@ -3,7 +3,7 @@
 import statistics
 
 from subquad.compare.records import Trial
-from subquad.compare.report.fairness import one_machine
+from subquad.compare.report.fairness import why_times_differ
 from subquad.compare.report.formatting import NOTHING, format_metric, format_quantity
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section, Table
@@ -16,7 +16,7 @@ def content(result: Result) -> Content | None:
     curves = [
         trial for trial in result.trials if trial.status == "done" and any(point.seconds for point in trial.curve)
     ]
-    if not curves or not one_machine(result):
+    if not curves or why_times_differ(result) is not None:
         return None
     has_values = any(point.value is not None for trial in curves for point in trial.curve)
     field, name = ("value", result.metric.name) if has_values else ("loss", "validation loss")

@@ -1,13 +1,13 @@
 """What an epoch of training costs."""
 
-from subquad.compare.report.fairness import one_machine
+from subquad.compare.report.fairness import why_times_differ
 from subquad.compare.report.formatting import NOTHING, format_bytes, format_number, format_ratio, format_setting
 from subquad.compare.report.result import Result
 from subquad.compare.report.section import Content, Section, Table
 
 
 def content(result: Result) -> Content | None:
-    if not result.epochs or not one_machine(result):
+    if not result.epochs or why_times_differ(result) is not None:
         return None
     base = next((cost for cost in result.epochs if cost.mechanism == result.baseline), None)
     headers = ["mechanism", "seconds", f"× {result.baseline}", "peak memory", "updates", "setting"]

@@ -5,7 +5,7 @@ Quality and speed stand side by side at one length only, that of the task's own 
 
 from subquad.compare.measure.lengths import PART_TITLES
 from subquad.compare.report.conclusions import describe_verdict
-from subquad.compare.report.fairness import one_machine, parameters, same_data_order, trial_mean
+from subquad.compare.report.fairness import parameters, same_data_order, trial_mean, why_times_differ
 from subquad.compare.report.formatting import (
     NOTHING,
     format_bytes,
@@ -37,7 +37,7 @@ def mechanisms_table(result: Result) -> Table:
     rows = []
     for label in _order(result):
         count, peak = parameters(result, label), trial_mean(result, label, "peak_bytes")
-        seconds = trial_mean(result, label, "training_seconds") if one_machine(result) else None
+        seconds = trial_mean(result, label, "training_seconds") if why_times_differ(result) is None else None
         rows.append(
             [
                 label,

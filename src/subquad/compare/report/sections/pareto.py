@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subquad.compare.measure.costs import PASSES
-from subquad.compare.report.fairness import TrialNumber, one_machine, trial_mean
+from subquad.compare.report.fairness import TrialNumber, trial_mean, why_times_differ
 from subquad.compare.report.formatting import format_number, format_quantity, format_seeds
 from subquad.compare.report.learning import floor_lines
 from subquad.compare.report.quality import quality
@@ -94,7 +94,7 @@ def cost_axes(result: Result) -> list[CostAxis]:
         ("peak memory of training", "bytes", "peak_bytes"),
         ("parameters", "", "parameters"),
     )
-    for name, unit, field in of_trials if one_machine(result) else of_trials[1:]:
+    for name, unit, field in of_trials if why_times_differ(result) is None else of_trials[1:]:
         candidates.append((name, unit, {label: trial_mean(result, label, field) for label in result.competitors}))
     return [axis for name, unit, values in candidates if (axis := _axis(result, name, unit, values)) is not None]
 

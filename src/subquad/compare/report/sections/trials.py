@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from subquad.compare.records import CurvePoint, Trial
-from subquad.compare.report.fairness import one_machine
+from subquad.compare.report.fairness import why_times_differ
 from subquad.compare.report.formatting import (
     NOTHING,
     format_bytes,
@@ -51,7 +51,7 @@ def _plot(result: Result) -> Plot | None:
     axes: dict[By, str] = {"update": "Update", "seconds": "Wall clock"}
     values = {key: name for key, name in values.items() if any(getattr(point, key) is not None for point in points)}
     axes = {key: name for key, name in axes.items() if any(getattr(point, key) is not None for point in points)}
-    if not one_machine(result):
+    if why_times_differ(result) is not None:
         axes.pop("seconds", None)
     if not values:
         return None
