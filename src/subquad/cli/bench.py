@@ -33,7 +33,13 @@ def bench(
     repeats: Annotated[int, typer.Option(help="How often every time is measured; the table has the median.")] = 5,
     threads: Annotated[int | None, typer.Option(help="The number of CPU threads. By default torch chooses it.")] = None,
     device: Annotated[str, typer.Option(help="The device to measure on: cpu, cuda or cuda:1.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="The precision: float32, bfloat16, float16 or float64.")] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="The precision: float32, bfloat16, float16 or float64. By default float32 on the CPU, and on a GPU "
+            "bfloat16 (float16 if it has none), in which softmax attention has its fast kernel."
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="MIXER.OPTION=VALUE", help="Set an option of a mechanism. May be repeated."),
@@ -50,7 +56,7 @@ def bench(
     Examples:
     subquad bench
     subquad bench --mixers eva,local,performer --lengths 512,2048 --set eva.window=64 --out bench.json
-    subquad bench --causal --dtype bfloat16 --device cuda
+    subquad bench --causal --device cuda --out result.json
     """
     if out is not None and not out.absolute().parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
@@ -60,6 +66,7 @@ def bench(
 
     from subquad.allocator import set_up_command
     from subquad.compare.measure.bench import BenchPlan, bench_report, run_bench
+    from subquad.compare.measure.timing import default_dtype
 
     kept = set_up_command()  # again: importing torch has used up what the first call put aside
     if threads is not None:
@@ -75,7 +82,7 @@ def bench(
         causal=causal,
         repeats=repeats,
         device=_check_device(device),
-        dtype=dtype,
+        dtype=dtype or default_dtype(torch.device(device)),
         options=parse_mixer_options(set_ or []),
     )
     with Progress(plan.steps) as progress:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from subquad.compare.measure.base import Context
 from subquad.compare.measure.cache import run_step, start_worker
 from subquad.compare.measure.lengths import (
     LengthPoint,
     Lengths,
+    ModelPasses,
     Shape,
     Timing,
     config_for_shape,
@@ -16,8 +18,10 @@ from subquad.compare.measure.lengths import (
     parts_of,
     shape_at,
 )
+from subquad.compare.measure.timing import default_dtype
 from subquad.compare.trials import Trials
 from subquad.files import write_json
+from subquad.models import build_from_config
 from tests.compare.plans import PAIRS, PYRAMID, STACK, TEXT, make_plan, recipe
 
 
@@ -51,6 +55,30 @@ def test_every_kind_of_model_is_measured(task: str) -> None:
         assert [point.control for point in points] == [False, False, True], "the baseline is timed twice"
         assert all(point.training is not None and len(point.training.rounds) == 2 for point in points)
     assert begun[:4] == ["softmax", words[0], "softmax", "all, side by side"]
+
+
+def test_passes_run_in_the_precision_of_the_device() -> None:
+    assert default_dtype(torch.device("cpu")) == "float32"
+    plan = make_plan(PAIRS, ["performer"], lengths=(16,), tokens=32)
+    torch.manual_seed(0)
+    model = build_from_config(config_for_shape(plan, "performer", Shape(2, 16))).eval()
+    whole = ModelPasses(model, plan.task, "full", Shape(2, 16))
+    half = ModelPasses(model, plan.task, "full", Shape(2, 16), torch.bfloat16)
+    seen: list[torch.dtype] = []
+    layer = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+    layer.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    exact, rounded = whole.inference()["loss"], half.inference()["loss"]
+    assert seen[0] == torch.float32
+    assert seen[-1] == torch.bfloat16
+    assert rounded.item() == pytest.approx(exact.item(), rel=2e-2)
+    assert half.check() == {}, "also the check runs in that precision"
+    assert torch.bfloat16 in seen[len(seen) // 2 :]
+
+
+@pytest.mark.parametrize(("supported", "dtype"), [(True, "bfloat16"), (False, "float16")])
+def test_gpus_are_measured_in_half_precision(supported: bool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    assert default_dtype(torch.device("cuda")) == dtype
 
 
 def test_a_mechanism_that_is_refused_or_wrong_gets_no_time() -> None:

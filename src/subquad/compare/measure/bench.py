@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from subquad.compare.measure.checks import check_mixer
 from subquad.compare.measure.costs import Costs, Pass, measure_costs
+from subquad.compare.measure.timing import DTYPES
 from subquad.environment import environment
 from subquad.mixers import Mixer, build, mixer_class
 
 BASELINE = "softmax"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)

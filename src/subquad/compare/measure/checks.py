@@ -14,7 +14,7 @@ LONGEST_CHECK = 256
 """The float64 copy and the stream read at most this many positions, to keep the check cheaper than what it guards."""
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Allowed relative L2 distance, by the precision of the mixer."""
+"""Allowed relative L2 distance, by the precision of the mixer, or that of autocast around it."""
 
 
 class CheckFailedError(Exception):
@@ -31,13 +31,15 @@ def check_mixer(mixer: Mixer, x: Tensor, grid: tuple[int, int] | None = None) ->
     """
     mixer.eval()
     x = x[:, :LONGEST_CHECK] if grid is None else x
-    tolerance = TOLERANCE[x.dtype]
+    device = x.device.type
+    autocast = torch.is_autocast_enabled(device)
+    tolerance = TOLERANCE[torch.get_autocast_dtype(device) if autocast else x.dtype]
     draws = ReplayedDraws()
     with torch.no_grad():
         with drawing_from(draws.remember):
             y = mixer(x, grid=grid).y
         check_tensor("output", y, x.shape)
-        with drawing_from(draws.repeat):
+        with drawing_from(draws.repeat), torch.autocast("cpu", enabled=False):
             exact = copy.deepcopy(mixer).to("cpu", torch.float64)(x.to("cpu", torch.float64), grid=grid).y
         result = {"length": x.shape[1], "float64_distance": _distance("its float64 copy", y, exact, tolerance)}
         if mixer.config.causal and mixer.can_stream:

@@ -8,6 +8,7 @@ patches has the length H W.
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from subquad.compare.measure.base import SIDE_BY_SIDE, Begin, Context, Measureme
 from subquad.compare.measure.cache import stored_points
 from subquad.compare.measure.checks import LONGEST_CHECK, check_mixer
 from subquad.compare.measure.costs import Costs, measure_costs
-from subquad.compare.measure.timing import Seconds
+from subquad.compare.measure.timing import DTYPES, Seconds, default_dtype
 from subquad.compare.plan import Plan
 from subquad.compare.records import Point, Record
 from subquad.compare.statistics.times import all_decided
@@ -192,7 +193,8 @@ def measure_length(
 ) -> list[LengthPoint]:
     """All mechanisms of `labels` at one length, and the baseline a second time."""
     shape, device = shape_at(plan, length), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    setting = {"device": device.type, "dtype": "float32", "threads": torch.get_num_threads()}
+    dtype = default_dtype(device)
+    setting = {"device": device.type, "dtype": dtype, "threads": torch.get_num_threads()}
     setting |= {"tokens": shape.batch * shape.length}
     points = {
         label: LengthPoint(mechanism=label, part=part, length=shape.length, batch=shape.batch, setting=setting)
@@ -205,7 +207,7 @@ def measure_length(
         point.flops = forward_flops(_forward_on_meta(config, part, shape))
         model = build_from_config(config).to(device)
         point.config = mixer_options(model)
-        return ModelPasses(model, plan.task, part, shape)
+        return ModelPasses(model, plan.task, part, shape, DTYPES[dtype])
 
     if baseline in labels:
         points[CONTROL] = points[baseline].model_copy(update={"control": True})
@@ -275,12 +277,17 @@ def lengthen_mixer(choice: MixerChoice, longest: int) -> dict[str, Any]:
 
 
 class ModelPasses:
-    """Inference and training of a model, or of its input stack, on random inputs that are the same for all models."""
+    """Inference and training of a model, or of its input stack, on random inputs that are the same for all models.
+
+    dtype: that of autocast, as in training; float32 is none.
+    """
 
     shapes: Mapping[str, torch.Size] = {}
 
-    def __init__(self, model: Model, task: type[Task], part: Part, shape: Shape) -> None:
-        self.model, self.task, self.part, self.shape = model, task, part, shape
+    def __init__(
+        self, model: Model, task: type[Task], part: Part, shape: Shape, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.model, self.task, self.part, self.shape, self.dtype = model, task, part, shape, dtype
         self.module: torch.nn.Module = model if part == "full" else model.input_stack
         self.inputs = _random_inputs(model, task, part, shape, next(model.parameters()).device)
         named = {**dict(self.module.named_parameters()), **self.inputs}
@@ -297,7 +304,8 @@ class ModelPasses:
                     grid = (min(grid[0], math.isqrt(LONGEST_CHECK)),) * 2
                 length = min(self.shape.length, LONGEST_CHECK) if grid is None else grid[0] * grid[1]
                 x = torch.randn(1, length, block.mixer.config.dim, generator=torch.Generator().manual_seed(2))
-                check_mixer(block.mixer, x.to(next(self.model.parameters())), grid)
+                with self._autocast():
+                    check_mixer(block.mixer, x.to(next(self.model.parameters())), grid)
         return {}
 
     def inference(self) -> dict[str, Tensor]:
@@ -312,13 +320,18 @@ class ModelPasses:
         results = {f"gradient of {name}": gradient for name, gradient in pairs if gradient is not None}
         return {"loss in training": loss.detach(), **results}
 
+    def _autocast(self) -> AbstractContextManager[None]:
+        device = next(self.model.parameters()).device.type
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(device, self.dtype)
+
     def _loss(self) -> Tensor:
-        if self.part == "encoder":
-            x, _, aux = self.module(self.inputs["x"], BlockInputs(grid=self.model.grid(self.shape.length)))
-            loss = x.sum()
-        else:
-            found, aux = self.task.model_loss(self.model, self.inputs)
-            loss = found.total
+        with self._autocast():
+            if self.part == "encoder":
+                x, _, aux = self.module(self.inputs["x"], BlockInputs(grid=self.model.grid(self.shape.length)))
+                loss = x.sum()
+            else:
+                found, aux = self.task.model_loss(self.model, self.inputs)
+                loss = found.total
         return loss if aux is None else loss + aux.sum().to(loss.dtype)
 
 

@@ -20,10 +20,21 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own log lines 
 Work = Callable[[], object]
 Seconds = Mapping[str, Sequence[float]]
 """The times of pieces of work, by name, round by round."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 def no_wait() -> None:
     """Nothing to wait for: the CPU has finished when a call returns."""
+
+
+def default_dtype(device: torch.device) -> str:
+    """The precision in which people run models on a device: half precision on GPUs, float32 elsewhere.
+
+    Softmax attention, which the mechanisms are compared with, has its fast kernel in half precision alone.
+    """
+    if device.type != "cuda":
+        return "float32"
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
