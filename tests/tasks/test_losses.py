@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import subquad.tasks.losses as losses
 from subquad.data.images.mixup import soft_targets
+from subquad.kernels.cross_entropy import reference
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, WordHead, build_head
 from subquad.tasks.losses import class_loss, logit_loss, word_loss
@@ -41,8 +41,8 @@ def test_fairseq_values() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 4, 1000])
 def test_a_word_head_in_chunks(monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, rows: int) -> None:
-    monkeypatch.setattr(losses, "LEAST_ROWS", rows)
-    monkeypatch.setattr(losses, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(reference, "LEAST_ROWS", rows)
+    monkeypatch.setattr(reference, "CPU_ELEMENTS", 1)
     features, target = features_and_targets(torch.float64)
     head = WordHead(DIM, VOCAB, bias).double()
     if head.bias is not None:

@@ -156,8 +156,7 @@ def test_right_answers_are_counted_where_they_are_asked(model: LanguageModel, mo
     expected = (targets == best) & (targets != 1)
     features = model.features(inputs)[0]
     assert torch.equal(right_answers(model, features, targets, 1), expected)
-    monkeypatch.setattr("subquad.tasks.recall.LEAST_ROWS", 1)
-    monkeypatch.setattr("subquad.tasks.recall.CHUNK_ELEMENTS", 9 * 4)
+    monkeypatch.setattr("subquad.tasks.recall.chunk_rows", lambda vocab, device: 4)
     assert torch.equal(right_answers(model, features, targets, 1), expected), "in chunks of four positions"
     with torch.no_grad():
         loss, _ = RecallTask.model_loss(model, {"inputs": inputs, "targets": targets}, pad=1)

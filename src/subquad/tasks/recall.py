@@ -30,6 +30,7 @@ from subquad.evaluate.accuracy import accuracy_score, class_ranks
 from subquad.evaluate.measure import Measure
 from subquad.evaluate.ngrams import PairCounts
 from subquad.evaluate.report import Evaluation
+from subquad.kernels.cross_entropy import chunk_rows
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import (
@@ -43,7 +44,7 @@ from subquad.tasks.base import (
     load_embedded,
     register_task,
 )
-from subquad.tasks.losses import CHUNK_ELEMENTS, LEAST_ROWS, LossOutput, word_loss
+from subquad.tasks.losses import LossOutput, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import typical_text_batch
 
@@ -195,7 +196,7 @@ def right_answers(model: LanguageModel, features: Tensor, targets: Tensor, pad: 
     """
     is_right = torch.zeros_like(targets, dtype=torch.bool).flatten()
     asked = (targets != pad).flatten().nonzero().squeeze(1)
-    for places in asked.split(max(LEAST_ROWS, CHUNK_ELEMENTS // model.config.vocab)):
+    for places in asked.split(chunk_rows(model.config.vocab, asked.device)):
         logits = model.head(features.flatten(0, 1).index_select(0, places))
         is_right[places] = class_ranks(logits, targets.flatten()[places]) == 0
     return is_right.view(targets.shape)
