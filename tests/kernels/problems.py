@@ -12,6 +12,7 @@ from torch import Tensor
 
 from subquad.kernels.chunk_values import chunk_values
 from subquad.kernels.conv import tap_conv, tap_conv_extended
+from subquad.kernels.cross_entropy import linear_cross_entropy
 from subquad.kernels.feature_attention import feature_attention, feature_scores
 from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.linear import int8_linear, to_int8
@@ -212,6 +213,26 @@ def landmark_problems() -> list[Problem]:
     return found
 
 
+def word_problems() -> list[Problem]:
+    found = []
+    for count, smoothing in ((1, 0.0), (7, 0.1), (67, 0.0)):
+        target = torch.randint(0, 11, (count,)).masked_fill(torch.rand(count) < 0.3, 1)
+        target[0] = 2
+
+        def run(
+            features: Tensor, weight: Tensor, *bias: Tensor, target: Tensor = target, smoothing: float = smoothing
+        ) -> Tensor:
+            words = bias[0] if bias else None
+            return linear_cross_entropy(features, weight, words, target, pad=1, smoothing=smoothing)[0]
+
+        inputs, name = [drawn(count, WIDTH), drawn(11, WIDTH)], f"{count} tokens, smoothing {smoothing}"
+        found += [
+            Problem("cross_entropy", name, inputs, run),
+            Problem("cross_entropy", f"{name}, bias", [*inputs, drawn(11)], run),
+        ]
+    return found
+
+
 def without_gradients() -> list[Problem]:
     values, scale = to_int8(drawn(11, 37))
 
@@ -229,5 +250,14 @@ def without_gradients() -> list[Problem]:
 def every_problem() -> list[Problem]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        parts = (conv, scan, window_problems, chunk_problems, feature_problems, landmark_problems, without_gradients)
+        parts = (
+            conv,
+            scan,
+            window_problems,
+            chunk_problems,
+            feature_problems,
+            landmark_problems,
+            word_problems,
+            without_gradients,
+        )
         return [problem for part in parts for problem in part()]

@@ -15,8 +15,18 @@ from subquad.kernels.chunk_values import chunk_values
 from subquad.kernels.window_attention import Windows
 from subquad.mixers import Mixer, available, build, mixer_class
 
-CPU = ["chunk_values", "conv", "feature_attention", "landmark_attention", "linear", "vocabulary", "window_attention"]
-GPU = ["conv", "scan"]
+CPU = [
+    "chunk_values",
+    "conv",
+    "cross_entropy",
+    "feature_attention",
+    "landmark_attention",
+    "linear",
+    "vocabulary",
+    "window_attention",
+]
+ALL_PRECISIONS = ["conv", "cross_entropy"]
+GPU = ["conv", "cross_entropy", "scan"]
 X = torch.zeros(1)
 
 
@@ -64,9 +74,9 @@ def test_auto_takes_the_kernels_that_are_there(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_precision_that_a_kernel_does_not_take_is_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     found = implementations("auto", X.half(), monkeypatch)
-    assert [operation for operation, name in found.items() if name == "cpu"] == ["conv"]
+    assert [operation for operation, name in found.items() if name == "cpu"] == ALL_PRECISIONS
     found = implementations("cpu", X.half(), monkeypatch)
-    assert [operation for operation, name in found.items() if name == ""] == sorted({*CPU, "scan"} - {"conv"})
+    assert [operation for operation, name in found.items() if name == ""] == sorted({*CPU, "scan"} - {*ALL_PRECISIONS})
     with pytest.raises(ValueError, match=r"its cpu kernel does not take torch\.float16; set SUBQUAD_KERNELS=auto"):
         dispatch.choose("window_attention", X.half())
 

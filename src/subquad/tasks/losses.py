@@ -1,8 +1,8 @@
 """Losses as sums over target tokens (or samples), and how many there were: the trainer divides once, over all
 micro-batches and workers.
 
-Words are smoothed as in fairseq, and their logits never exist as a whole (`kernels/cross_entropy`). Classes are smoothed
-as in timm and torch, with smoothing / V for every class.
+Words are smoothed as in fairseq, and their logits never exist as a whole (`kernels/cross_entropy`). Classes are
+smoothed as in timm and torch, with smoothing / V for every class.
 """
 
 from collections.abc import Sequence

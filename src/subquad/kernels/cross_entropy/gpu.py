@@ -1,12 +1,12 @@
 """The cross-entropy of words on a GPU: torch's matrix products, and one Triton kernel between them.
 
-Logits of a chunk of tokens are made by a product in the precision of the weights. The kernel reads a row of them once
-(twice where a vocabulary does not fit the registers of a program), and puts the gradient of the loss in its place, from
-which two more products make the gradients of features and weights. Rows whose target is padding have neither loss nor
-gradient, so that nobody has to know how many there are: nothing is waited for.
+Logits of a chunk of tokens are made by a product in the precision of the weights. The kernel reads each row of them
+twice, the second time from the cache, and puts the gradient of the loss in its place, from which two more products make
+the gradients of features and weights. Rows whose target is padding have neither loss nor gradient, so that nobody has
+to know how many there are: nothing is waited for.
 
-Every number is written by one program and sums have a fixed order: equal inputs give equal bits. With TRITON_INTERPRET=1
-in the environment before triton is imported, the kernel runs on CPU tensors.
+Every number is written by one program and sums have a fixed order: equal inputs give equal bits. With
+TRITON_INTERPRET=1 in the environment before triton is imported, the kernel runs on CPU tensors.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,8 @@ from subquad.kernels import tracing
 from subquad.kernels.cross_entropy.reference import chunk_rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST_COLUMNS = 1 << 15
-"""Logits of a row that a program holds in registers."""
-COLUMNS = 1 << 13
-"""Logits of a longer row that it works on at a time."""
+MOST_COLUMNS = 4096
+"""Logits of a row that a program works on at a time: 16 for each of its threads."""
 ALIGNMENT = 64
 """Rows of logits begin at multiples of so many: products and loads of odd vocabularies are slow without it."""
 
@@ -204,8 +202,7 @@ def _row_losses(
 ) -> None:
     """Fills losses (2, n) of logits (n, V), and overwrites these by gradients if `differentiate`."""
     count, vocab = logits.shape
-    whole = vocab <= MOST_COLUMNS
-    columns = triton.next_power_of_2(vocab) if whole else COLUMNS
+    columns = min(MOST_COLUMNS, triton.next_power_of_2(vocab))
     each = smoothing / max(1, vocab - 1)
     if not count:
         return
@@ -213,7 +210,7 @@ def _row_losses(
         _row_loss[(count,)](
             logits, bias, target, scale, losses, vocab, logits.stride(0), losses.stride(0), pad,
             1 - smoothing - each, each, HAS_BIAS=bias is not None, HAS_SCALE=scale is not None,
-            GRADIENT=differentiate, WHOLE=whole, COLUMNS=columns, num_warps=max(4, min(16, columns // 1024)),
+            GRADIENT=differentiate, COLUMNS=columns, num_warps=max(1, min(8, columns // 256)),
         )  # fmt: skip
 
 
@@ -252,33 +249,24 @@ def _row_loss(
     HAS_BIAS: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     GRADIENT: tl.constexpr,
-    WHOLE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     """One row: loss = target_weight * nll + word_weight * sum_v (lse - x_v), nll = lse - x_target.
 
-    GRADIENT: (exp(x - lse) - word_weight - target_weight [v = target]) * scale takes the place of the logits. `WHOLE`:
-    one step of COLUMNS holds the row, which stays in registers.
+    GRADIENT: (exp(x - lse) - word_weight - target_weight [v = target]) * scale takes the place of the logits.
     """
     row = tl.program_id(0).to(tl.int64)
     word = tl.load(target + row)
     counts = word != pad
     logits += row * row_stride
     top, mass, total, chosen = float("-inf"), 0.0, 0.0, 0.0
-    if WHOLE:
-        column, x = _load_logits(logits, bias, 0, vocab, counts, HAS_BIAS, COLUMNS)
-        top = tl.max(x, 0)
-        mass = tl.sum(tl.exp(x - top), 0)
-        total = tl.sum(tl.where(column < vocab, x, 0.0), 0)
-        chosen = tl.sum(tl.where(column == word, x, 0.0), 0)
-    else:
-        for first in range(0, vocab, COLUMNS):
-            column, x = _load_logits(logits, bias, first, vocab, counts, HAS_BIAS, COLUMNS)
-            larger = tl.maximum(top, tl.max(x, 0))
-            mass = mass * tl.exp(top - larger) + tl.sum(tl.exp(x - larger), 0)
-            total += tl.sum(tl.where(column < vocab, x, 0.0), 0)
-            chosen += tl.sum(tl.where(column == word, x, 0.0), 0)
-            top = larger
+    for first in range(0, vocab, COLUMNS):
+        column, x = _load_logits(logits, bias, first, vocab, counts, HAS_BIAS, COLUMNS)
+        larger = tl.maximum(top, tl.max(x, 0))
+        mass = mass * tl.exp(top - larger) + tl.sum(tl.exp(x - larger), 0)
+        total += tl.sum(tl.where(column < vocab, x, 0.0), 0)
+        chosen += tl.sum(tl.where(column == word, x, 0.0), 0)
+        top = larger
     log_sum = top + tl.log(mass)
     nll = log_sum - chosen
     loss = target_weight * nll + word_weight * (vocab * log_sum - total)
@@ -287,11 +275,7 @@ def _row_loss(
     if GRADIENT:
         factor = tl.load(scale).to(tl.float32) if HAS_SCALE else 1.0
         factor = tl.where(counts, factor, 0.0)
-        if WHOLE:
+        for first in range(0, vocab, COLUMNS):
+            column, x = _load_logits(logits, bias, first, vocab, counts, HAS_BIAS, COLUMNS)
             share = tl.exp(x - log_sum) - word_weight - tl.where(column == word, target_weight, 0.0)
             tl.store(logits + column, (share * factor).to(logits.dtype.element_ty), mask=column < vocab)
-        else:
-            for first in range(0, vocab, COLUMNS):
-                column, x = _load_logits(logits, bias, first, vocab, counts, HAS_BIAS, COLUMNS)
-                share = tl.exp(x - log_sum) - word_weight - tl.where(column == word, target_weight, 0.0)
-                tl.store(logits + column, (share * factor).to(logits.dtype.element_ty), mask=column < vocab)
