@@ -71,7 +71,7 @@ class Counter(TorchDispatchMode):
             with self:
                 return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
         out = func(*args, **kwargs)
-        if not (_is_view(func) or func in NO_LAUNCH or func.namespace in ("prim", "profiler")):
+        if not (_is_view(func, args, out) or func in NO_LAUNCH or func.namespace in ("prim", "profiler")):
             self._count(func, args, kwargs, out)
         return out
 
@@ -88,9 +88,10 @@ class Counter(TorchDispatchMode):
             read = 0
         flops = 0
         if func._overloadpacket in flop_registry:
-            flops = flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
-        first = (*inputs, *outputs)[0]
-        kind = TENSOR if first.dtype in HALVES else FLOAT32
+            operands = [one for one in args if not isinstance(one, torch.dtype)]  # torch counts without out_dtype
+            flops = flop_registry[func._overloadpacket](*operands, **kwargs, out_val=out)
+        # factors, to whose product a float32 sum may be added
+        kind = TENSOR if any(one.dtype in HALVES for one in inputs) else FLOAT32
         name = str(func).removeprefix("aten.").removesuffix(".default")
         self.record(name, read + written, ((kind, flops),) if flops else (), inputs)
 
@@ -132,9 +133,13 @@ def count_mixer(mixer: nn.Module, batch: int, length: int) -> list[Kernel]:
     return counter.kernels
 
 
-def _is_view(func: Any) -> bool:
+def _is_view(func: Any, args: tuple[Any, ...], out: Any) -> bool:
+    """Whether a result is the same memory. `to`, which the body of an operation calls as a whole, may copy or not."""
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
-    return any(not alias.is_write for alias in aliases) and not func._schema.is_mutable
+    if func._schema.is_mutable or all(alias.is_write for alias in aliases):
+        return False
+    given = {one.untyped_storage()._cdata for one in _tensors(args)}
+    return all(one.untyped_storage()._cdata in given for one in _tensors(out))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -32,12 +32,12 @@ class _Observed:
         self._sizes: list[np.ndarray] = []
 
     def load(self, pointers: Any, mask: Any) -> None:
-        addresses = pointers.data[np.broadcast_to(mask.data, pointers.data.shape)].ravel()
+        addresses = pointers.data[_as_bools(mask, pointers)].ravel()
         self._addresses.append(addresses)
         self._sizes.append(np.full(addresses.shape, _bytes(pointers)))
 
     def store(self, pointers: Any, mask: Any) -> None:
-        self.stored += int(np.broadcast_to(mask.data, pointers.data.shape).sum()) * _bytes(pointers)
+        self.stored += int(_as_bools(mask, pointers).sum()) * _bytes(pointers)
 
     def dot(self, dtype: Any, precision: str, left: Sequence[int], right: Sequence[int]) -> None:
         kind = TENSOR if dtype.primitive_bitwidth <= 16 else INPUT_PRECISIONS[precision]
@@ -49,6 +49,11 @@ class _Observed:
             distinct = int(sizes[np.unique(addresses, return_index=True)[1]].sum())
             self.loaded += distinct if distinct <= CACHE else int(sizes.sum())
         self._addresses, self._sizes = [], []
+
+
+def _as_bools(mask: Any, pointers: Any) -> np.ndarray:
+    """The interpreter makes integers of a mask and a scalar condition."""
+    return np.broadcast_to(mask.data, pointers.data.shape).astype(bool)
 
 
 def _bytes(pointers: Any) -> int:
