@@ -26,7 +26,7 @@ CPU = [
     "window_attention",
 ]
 ALL_PRECISIONS = ["conv", "cross_entropy"]
-GPU = ["conv", "cross_entropy", "scan"]
+GPU = ["conv", "cross_entropy", "scan", "window_attention"]
 X = torch.zeros(1)
 
 
@@ -143,7 +143,7 @@ def test_wrong_settings_are_refused_by_every_mechanism(
 
 def test_adding_a_kernel_is_adding_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gpu.py").write_text("def window_attention(qkv, *others):\n    return qkv[:, :, 0] + 5\n")
-    monkeypatch.setattr(window_attention, "__path__", [*window_attention.__path__, str(tmp_path)])
+    monkeypatch.setattr(window_attention, "__path__", [str(tmp_path), *window_attention.__path__])
     monkeypatch.setenv(dispatch.VARIABLE, "gpu")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.delitem(sys.modules, "subquad.kernels.window_attention.gpu", raising=False)

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
+from subquad.kernels.precision import is_autocast
 from subquad.mixers.base import Mixer, MixerConfig
 
 
@@ -102,7 +103,10 @@ class AttentionMixer(Mixer[AttentionConfigT]):
 
     def project_out(self, heads: Tensor) -> Tensor:
         """The same for heads that are side by side already: (batch, time, heads, d) -> (batch, time, C)."""
-        y = self.out(heads.flatten(2).to(self.qkv.weight.dtype))
+        heads = heads.flatten(2)
+        if not is_autocast(heads.device):  # which casts by itself, and would cast what was cast before
+            heads = heads.to(self.qkv.weight.dtype)
+        y = self.out(heads)
         return dropout(y, self.config.dropout, self.training)
 
 

@@ -68,7 +68,7 @@ def window_attention(
         needs.append("dropout")
     if summaries is not None and isinstance(summaries.chunk, Tensor):
         needs.append("chunks of a size for each row")
-    if qkv.shape[-1] > 256:
-        needs.append("heads of more than 256 channels")
+    if qkv.shape[-1] > 128:
+        needs.append("heads of more than 128 channels")
     kernel = choose("window_attention", qkv, *needs)
     return kernel.window_attention(qkv, windows, bias, mask, summaries, dropout)

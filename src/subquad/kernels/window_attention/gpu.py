@@ -29,7 +29,7 @@ from subquad.kernels.triton_tools import dot_precision
 from subquad.kernels.window_attention import Summaries, Windows, gpu_kernels, reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LACKS = ("dropout", "heads of more than 256 channels")
+LACKS = ("dropout", "heads of more than 128 channels")
 
 SMALLEST = 16
 """The smallest side that tl.dot takes."""
@@ -49,9 +49,9 @@ def window_attention(
     summary_k, summary_v, summary_mask, chunk = (None, None, None, 0) if summaries is None else summaries
     chunks, chunk = (chunk.flatten(), 0) if isinstance(chunk, Tensor) else (None, chunk)
     sizes = (list(windows.shape), windows.size, windows.look_back, windows.look_forward, windows.causal, chunk)
-    return torch.ops.subquad.window_attention_gpu(
-        qkv, summary_k, summary_v, bias, mask, summary_mask, chunks, *sizes
-    )[0]
+    return torch.ops.subquad.window_attention_gpu(qkv, summary_k, summary_v, bias, mask, summary_mask, chunks, *sizes)[
+        0
+    ]
 
 
 # ---------------------------------------------------------------------- launches
@@ -92,7 +92,7 @@ class Problem(NamedTuple):
         return self.windows.keys ** len(self.windows.shape)
 
     @property
-    def count(self) -> int:
+    def num_summaries(self) -> int:
         """Of summaries."""
         return 0 if self.summary_k is None else self.summary_k.shape[2]
 
@@ -101,14 +101,19 @@ class Problem(NamedTuple):
         """Of the batch."""
         return self.qkv.shape[0] * (self.qkv.shape[1] // self.cells)
 
-    def tile(self, number: int) -> int:
-        """How many of `number` queries, keys or summaries a program takes at once."""
-        narrow = self.qkv.shape[-1] <= 128 and self.qkv.dtype != torch.float32
-        return min(64 if narrow else 32, max(SMALLEST, triton.next_power_of_2(number)))
+    def outer(self, number: int) -> int:
+        """How many of `number` queries, keys or summaries a program works on."""
+        bytes_of_head = self.qkv.shape[-1] * self.qkv.element_size()
+        return min(64 if bytes_of_head <= 128 else 32 if bytes_of_head <= 256 else 16, _power(number))
+
+    def inner(self, number: int) -> int:
+        """How many of `number` it goes over at once. Larger tiles would not fit the registers."""
+        small = self.qkv.dtype == torch.float32 or (len(self.windows.shape) == 2 and self.bias is not None)
+        return min(16 if small else 32, _power(number))
 
     def parts(self, programs: int, number: int) -> tuple[int, int]:
         """In how many parts a sum over `number` is cut, of which `programs` are needed, and how long each is."""
-        length = triton.cdiv(number, max(1, min(number, PROGRAMS // max(1, programs))))
+        length = max(1, triton.cdiv(number, max(1, min(number, PROGRAMS // max(1, programs)))))
         return triton.cdiv(number, length), length
 
     def launch(self, kernel: Any, grid: tuple[int, ...], **others: Any) -> None:
@@ -117,7 +122,11 @@ class Problem(NamedTuple):
         arguments = {name: known[name] for name in kernel.arg_names}
         if all(grid):
             with torch.cuda.device_of(self.qkv):
-                kernel[grid](**arguments, num_warps=4 if self.qkv.shape[-1] <= 64 else 8)
+                kernel[grid](
+                    **arguments,
+                    num_warps=4,
+                    num_stages=1 if len(self.windows.shape) == 2 and self.qkv.dtype != torch.float32 else 2,
+                )
 
     def _arguments(self) -> dict[str, Any]:
         (_, cells, _, heads, width), windows = self.qkv.shape, self.windows
@@ -131,14 +140,19 @@ class Problem(NamedTuple):
             "bias_head": 0 if bias is None or bias.shape[0] == 1 else bias.stride(0),
             "bias_query": 0 if bias is None else bias.stride(1), "bias_key": 0 if bias is None else bias.stride(2),
             "mask_stride": cells if mask is not None and mask.shape[0] > 1 else 0,
-            "far_mask_stride": self.count if summary_mask is not None and summary_mask.shape[0] > 1 else 0,
+            "far_mask_stride": self.num_summaries if summary_mask is not None and summary_mask.shape[0] > 1 else 0,
             "rows": rows, "columns": columns, "windows": cells // self.cells, "heads": heads, "cells": cells,
-            "count": self.count, "chunk": self.chunk, "LATER": bool(self.chunk) or self.chunks is not None,
+            "count": self.num_summaries, "chunk": self.chunk, "LATER": bool(self.chunk) or self.chunks is not None,
             "WINDOW": windows.size, "BACK": windows.look_back, "SIDE": windows.keys, "AXES": len(windows.shape),
             "CAUSAL": windows.causal, "SCALE": width**-0.5, "WIDTH": width,
-            "CHANNELS": max(SMALLEST, triton.next_power_of_2(width)), "PRECISION": dot_precision(),
-            "QUERIES": self.tile(self.cells), "KEYS": self.tile(self.keys), "COUNT": self.tile(self.count),
+            "CHANNELS": _power(width), "PRECISION": dot_precision(),
+            "QUERIES": self.outer(self.cells), "KEYS": self.inner(self.keys), "COUNT": self.inner(self.num_summaries),
         }  # fmt: skip
+
+
+def _power(number: int) -> int:
+    """The next power of two that tl.dot takes."""
+    return max(SMALLEST, triton.next_power_of_2(number))
 
 
 @torch.library.custom_op("subquad::window_attention_gpu", mutates_args=())
@@ -161,7 +175,7 @@ def _forward(
     inputs = (qkv, summary_k, summary_v, bias, mask, summary_mask, chunks)
     problem = Problem.of(inputs, shape, window, before, after, causal, chunk)
     y, log_sums = _fake_forward(qkv)
-    grid = problem.all_windows * triton.cdiv(problem.cells, problem.tile(problem.cells)), qkv.shape[3]
+    grid = problem.all_windows * triton.cdiv(problem.cells, problem.outer(problem.cells)), qkv.shape[3]
     problem.launch(gpu_kernels.attend, grid, y=y, log_sums=log_sums)
     return y, log_sums
 
@@ -188,12 +202,13 @@ def _backward(
     """Gradients of qkv, of keys and values of summaries (2, ...), and of bias; those of what is absent are empty."""
     inputs = (qkv, summary_k, summary_v, bias, mask, summary_mask, chunks)
     problem = Problem.of(inputs, shape, window, before, after, causal, chunk)
-    heads, tile = qkv.shape[3], problem.tile(problem.cells)
+    heads, tile = qkv.shape[3], problem.outer(problem.cells)
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     given = {"grad": grad.contiguous(), "log_sums": log_sums, "deltas": torch.empty_like(log_sums)}
     grid = problem.all_windows * triton.cdiv(problem.cells, tile), heads
     problem.launch(gpu_kernels.query_gradients, grid, **given, y=y, d_qkv=d_qkv)
-    problem.launch(gpu_kernels.key_gradients, grid, **given, d_qkv=d_qkv, KEYS=tile)
+    tiles = {"KEYS": tile, "QUERIES": problem.inner(problem.cells)}
+    problem.launch(gpu_kernels.key_gradients, grid, **given, **tiles, d_qkv=d_qkv)
     return d_qkv, _summary_gradients(problem, given), _bias_gradient(problem, given)
 
 
@@ -202,11 +217,11 @@ def _summary_gradients(problem: Problem, given: dict[str, Tensor]) -> Tensor:
     if problem.summary_k is None:
         return problem.qkv.new_empty(0, dtype=torch.float32)
     (batch, heads, count, width), cells = problem.summary_k.shape, problem.qkv.shape[1]
-    queries = problem.tile(64)
-    programs = batch * heads * triton.cdiv(count, problem.tile(count))
+    queries, tile = problem.inner(cells), problem.outer(count)
+    programs = batch * heads * triton.cdiv(count, tile)
     parts, length = problem.parts(programs, triton.cdiv(cells, queries))
     sums = problem.qkv.new_empty(parts, 2, batch, heads, count, width, dtype=torch.float32)
-    sizes = {"span": length * queries, "QUERIES": queries}
+    sizes = {"span": length * queries, "QUERIES": queries, "COUNT": tile}
     problem.launch(gpu_kernels.summary_gradients, (programs, parts), **given, **sizes, d_far=sums)
     return sums.sum(0) if parts != 1 else sums.squeeze(0)
 
@@ -216,11 +231,11 @@ def _bias_gradient(problem: Problem, given: dict[str, Tensor]) -> Tensor:
     bias, heads = problem.bias, problem.qkv.shape[3]
     if bias is None:
         return problem.qkv.new_empty(0)
-    keys, queries = problem.tile(problem.keys), problem.tile(problem.cells)
+    keys, queries = problem.inner(problem.keys), min(32, problem.outer(problem.cells))
     tiles = triton.cdiv(problem.cells, queries) * triton.cdiv(problem.keys, keys)
     parts, span = problem.parts(tiles * heads, problem.all_windows)
     sums = bias.new_empty(parts, heads, problem.cells, problem.keys, dtype=torch.float32)
-    sizes = {"span": span, "all_windows": problem.all_windows}
+    sizes = {"span": span, "all_windows": problem.all_windows, "QUERIES": queries}
     problem.launch(gpu_kernels.bias_gradients, (tiles, heads, parts), **given, **sizes, d_bias=sums)
     return sums.sum((0, 1) if bias.shape[0] < heads else 0).view(bias.shape).to(bias.dtype)
 
@@ -275,7 +290,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Ten
         return *tracing.gradients_of(attend, learned, grad), *(None,) * 9
     found = torch.ops.subquad.window_attention_gpu_backward(grad, y, log_sums, *inputs, *ctx.sizes)
     d_qkv, d_summaries, d_bias = found
-    gradients = (d_qkv, *(d_summaries if d_summaries.numel() else (None, None)), d_bias)
+    gradients = (d_qkv, *((None, None) if learned[1] is None else d_summaries), d_bias)
     present = (None if t is None else gradient.to(t.dtype) for t, gradient in zip(learned, gradients, strict=True))
     return (*present, *(None,) * 9)
 

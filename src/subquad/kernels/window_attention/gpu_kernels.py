@@ -284,9 +284,8 @@ def key_gradients(
     k = load(keys + part_stride, place, exists, cell_stride, WIDTH, CHANNELS)
     v = load(keys + 2 * part_stride, place, exists, cell_stride, WIDTH, CHANNELS)
     if mask is not None:
-        exist = kept(mask + row * mask_stride + origin, place, exists)
-    else:
-        exist = exists
+        mask += row * mask_stride + origin
+    exist = kept(mask, place, exists)
     d_k = tl.zeros((KEYS, CHANNELS), tl.float32)
     d_v = tl.zeros((KEYS, CHANNELS), tl.float32)
     first_top = tl.maximum(top - BEFORE * WINDOW, 0) if AXES == 2 else 0
@@ -372,9 +371,8 @@ def summary_gradients(
     f = load(far_k + pair * count * WIDTH, number, exists, WIDTH, WIDTH, CHANNELS).to(qkv.dtype.element_ty)
     u = load(far_v + pair * count * WIDTH, number, exists, WIDTH, WIDTH, CHANNELS).to(qkv.dtype.element_ty)
     if far_mask is not None:
-        exist = kept(far_mask + row * far_mask_stride, number, exists)
-    else:
-        exist = exists
+        far_mask += row * far_mask_stride
+    exist = kept(far_mask, number, exists)
     d_f = tl.zeros((COUNT, CHANNELS), tl.float32)
     d_u = tl.zeros((COUNT, CHANNELS), tl.float32)
     for start in range(first, tl.minimum(first + span, cells), QUERIES):
@@ -388,9 +386,7 @@ def summary_gradients(
             log_sum = tl.load(log_sums + pair * cells + position, mask=real, other=float("inf"))
             delta = tl.load(deltas + pair * cells + position, mask=real, other=0.0)
             seen = exist[:, None] & (number[:, None] < limit[None, :])
-            logits = window_logits(
-                dot(f, tl.trans(q), PRECISION), position, number, seen, None, 0, 0, 0, False, SCALE
-            )
+            logits = window_logits(dot(f, tl.trans(q), PRECISION), position, number, seen, None, 0, 0, 0, False, SCALE)
             probs = tl.exp2(logits - log_sum[None, :])
             d_u += dot(probs.to(g.dtype), g, PRECISION)
             d_logits = probs * (dot(u, tl.trans(g), PRECISION) - delta[None, :])
