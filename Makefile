@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly lint format docs bench bench-decode bench-tables torture clean
+.PHONY: help demo test test-gpu nightly lint format docs bench bench-decode bench-tables torture clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: $(INSTALLED) ## Runs the test suite without what is marked nightly.
 
 nightly: $(INSTALLED) ## Runs the slow tests.
 	$(PYTEST) -m nightly
+
+test-gpu: $(INSTALLED) ## Proves everything on this machine's GPU: kernels, mechanisms, commands, training, bench.
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 lint: $(INSTALLED) ## Checks style, formatting and types.
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from subquad import allocator, packages
-from subquad.cli import doctor
+from subquad.cli import doctor, self_test
 from subquad.cli.main import run
 from subquad.kernels import dispatch
 from subquad.mixers import available
@@ -48,7 +48,7 @@ def test_plain_output_is_a_line_each(capsys) -> None:
 
 @pytest.mark.parametrize("name", available())
 def test_every_mechanism_agrees_with_the_reference_kernels(name) -> None:
-    assert doctor.distance_to_reference(name) <= doctor.TOLERANCE
+    assert self_test.distance_to_reference(name) <= self_test.TOLERANCE
 
 
 def test_the_self_test_leaves_threads_kernels_and_generator_alone(monkeypatch) -> None:

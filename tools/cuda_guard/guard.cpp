@@ -5,6 +5,10 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <cstdlib>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <new>
 
 namespace {
@@ -33,6 +37,30 @@ struct NoGuard final : public c10::impl::DeviceGuardImplInterface {
 NoGuard guard;
 c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::CUDA, &guard);
 
+// Pinned memory is memory of which we remember that it was asked for as such.
+std::mutex mutex;
+std::map<const char*, size_t> pinned;  // start and bytes
+
+struct PinnedAllocator final : public c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    const size_t whole = (size / 64 + 1) * 64;
+    char* data = static_cast<char*>(std::aligned_alloc(64, whole));
+    TORCH_CHECK(data != nullptr, "no memory left for ", size, " bytes");
+    std::lock_guard<std::mutex> lock(mutex);
+    pinned[data] = whole;
+    return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  static void release(void* data) {
+    std::lock_guard<std::mutex> lock(mutex);
+    pinned.erase(static_cast<char*>(data));
+    std::free(data);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t size) const override { default_copy_data(to, from, size); }
+};
+
+PinnedAllocator pinned_allocator;
+
 struct Hooks final : public at::CUDAHooksInterface {
   explicit Hooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -47,6 +75,13 @@ struct Hooks final : public at::CUDAHooksInterface {
   bool hasCuDNN() const override { return true; }
   bool compiledWithCuDNN() const override { return true; }
   long versionCuDNN() const override { return 90000; }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
+  bool isPinnedPtr(const void* data) const override {
+    const char* place = static_cast<const char*>(data);
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto after = pinned.upper_bound(place);
+    return after != pinned.begin() && place < std::prev(after)->first + std::prev(after)->second;
+  }
 };
 
 // torch chose its hooks when it was imported. Hooks have no fields, so that ours can be made in the place of the chosen ones.

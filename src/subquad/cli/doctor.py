@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ KERNELS = "SUBQUAD_KERNELS"
 GIBIBYTE = 2**30
 LEAST_MEMORY = LEAST_DISK = 2 * GIBIBYTE
 NVIDIA = Path("/dev/nvidiactl")  # there when the driver is loaded
-TOLERANCE = 1e-4  # of the self-test: relative distance between kernels, both in float32
 
 
 @dataclass
@@ -40,9 +38,9 @@ class Finding:
 def doctor(as_json: AsJson = False) -> None:
     """Check this installation, and say what to do about problems.
 
-    It looks at versions, kernels, threads, allocator, memory, disk and extras, and runs a short self-test. The exit
-    code is 0 unless something essential is broken. The first time, the CPU kernels are compiled, which takes some
-    seconds for each; they are kept on disk.
+    It looks at versions, kernels, threads, allocator, memory, disk and extras, and runs a short self-test, on the CPU
+    and on every GPU. The exit code is 0 unless something essential is broken. The first time, kernels are compiled,
+    which takes some seconds for each; they are kept on disk.
 
     Examples:
     subquad doctor
@@ -71,6 +69,7 @@ def examine() -> Iterator[Finding]:
         ("torch", torch_itself),
         ("kernels", kernels),
         ("self-test", self_test),
+        ("self-test on cuda", gpu_self_test),
         ("numba", numba_threads),
         ("triton", triton),
         ("allocator", allocator),
@@ -276,13 +275,14 @@ def available_memory(
     return min(limits, default=None)
 
 
-# ---------------------------------------------------------------------- the self-test
+# ---------------------------------------------------------------------- the self-tests
 
 
 def self_test() -> Iterator[Finding]:
     """A tiny forward and backward pass of every mechanism, against the reference kernels."""
     import torch
 
+    from subquad.cli.self_test import TOLERANCE, distance_to_reference
     from subquad.mixers.registry import loadable
 
     threads = torch.get_num_threads()
@@ -294,50 +294,31 @@ def self_test() -> Iterator[Finding]:
         torch.set_num_threads(threads)
     for problem in broken:
         yield Finding("self-test", "broken", problem, "install or remove the package that it names")
-    wrong = [f"{name} by {distance:.1e}" for name, distance in distances.items() if not distance <= TOLERANCE]
-    if wrong:
-        remedy = "set SUBQUAD_KERNELS=reference for right results, and report this"
-        yield Finding("self-test", "broken", f"differs from the reference kernels: {', '.join(wrong)}", remedy)
-    else:
-        text = f"forward and backward of {len(distances)} mechanisms agree with the reference kernels"
-        yield Finding("self-test", "ok", text)
+    yield _agreement("self-test", distances, TOLERANCE, "the reference kernels")
 
 
-def distance_to_reference(name: str) -> float:
-    """The largest relative distance among the output and the gradients of a mechanism, causal where it can be."""
+def gpu_self_test() -> Iterator[Finding]:
+    """The same on every GPU, with its own kernels, and a few updates of a small model."""
     import torch
 
-    from subquad.compare.measure.checks import relative_distance
-    from subquad.mixers import build, mixer_class
+    from subquad.cli.self_test import GPU_TOLERANCE, gpu_distance_to_reference, gpu_loss_distance
+    from subquad.mixers.registry import loadable
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        mixer = build(name, dim=16, heads=2, causal=mixer_class(name).capabilities.causal)
-        x = torch.randn(2, 37, 16, requires_grad=True)
-        results = []
-        for kernels in (None, "reference"):
-            torch.manual_seed(0)
-            with _kernels(kernels):
-                y = mixer(x).y
-                weights = [parameter for parameter in mixer.parameters() if parameter.requires_grad]
-                gradients = torch.autograd.grad(y.square().sum(), [x, *weights], allow_unused=True)
-            results.append([y.detach(), *(gradient for gradient in gradients if gradient is not None)])
-    # Gradients that are zero in exact arithmetic (a key bias under softmax) have no relative distance.
-    scale = max(float(part.norm()) for part in results[1]) * 1e-6
-    pairs = [pair for pair in zip(*results, strict=True) if pair[1].norm() > scale]
-    return max(relative_distance(value, target) for value, target in pairs)
+    for number in range(torch.cuda.device_count()):
+        device, name = torch.device("cuda", number), f"self-test on cuda:{number}"
+        distances = {mechanism: gpu_distance_to_reference(mechanism, device) for mechanism in loadable()[0]}
+        yield _agreement(name, distances, GPU_TOLERANCE, "the reference in float64")
+        distance = gpu_loss_distance(device)
+        if distance <= GPU_TOLERANCE:
+            yield Finding(name, "ok", "updates of a language model have the losses that they have on the CPU")
+        else:
+            text = f"losses of a language model differ from those on the CPU by {distance:.1e}"
+            yield Finding(name, "broken", text, "report this, with the versions above")
 
 
-@contextmanager
-def _kernels(setting: str | None) -> Iterator[None]:
-    """Within the block SUBQUAD_KERNELS is as given; None leaves it as it is."""
-    before = os.environ.get(KERNELS)
-    if setting is not None:
-        os.environ[KERNELS] = setting
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[KERNELS] = before
-        elif setting is not None:
-            del os.environ[KERNELS]
+def _agreement(name: str, distances: dict[str, float], tolerance: float, reference: str) -> Finding:
+    wrong = [f"{mechanism} by {distance:.1e}" for mechanism, distance in distances.items() if not distance <= tolerance]
+    if wrong:
+        remedy = f"set {KERNELS}=reference for right results, and report this"
+        return Finding(name, "broken", f"differs from {reference}: {', '.join(wrong)}", remedy)
+    return Finding(name, "ok", f"forward and backward of {len(distances)} mechanisms agree with {reference}")
