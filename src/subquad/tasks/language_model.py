@@ -29,7 +29,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
-from subquad.tasks.losses import LossOutput, losses_by_position, word_loss
+from subquad.tasks.losses import LossOutput, losses_by_position, target_index, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, counted_floors, read_text
 
@@ -53,9 +53,10 @@ class BlockSamples:
         self.sizes: tuple[np.ndarray, ...] = (blocks.sizes,)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """inputs and targets (B, T)."""
+        """inputs and targets (B, T); target_index (n,): see `target_index`."""
         batch = collate_blocks([self.blocks[int(i)] for i in numbers], self.pad)
-        return {"inputs": batch["inputs"], "targets": batch["targets"]}
+        index = target_index(batch["targets"], self.pad)
+        return {"inputs": batch["inputs"], "targets": batch["targets"], "target_index": index}
 
 
 def block_losses(
@@ -101,7 +102,8 @@ class LanguageModelTask(BlockTask):
     ) -> tuple[LossOutput, Tensor | None]:
         # Blocks are padded after their end, where a causal model shows nothing to the tokens before.
         x, _, aux = model.features(batch["inputs"])
-        return word_loss(model.head, x, batch["targets"], pad=pad, smoothing=smoothing), mean_aux(aux)
+        index = batch.get("target_index")
+        return word_loss(model.head, x, batch["targets"], pad=pad, smoothing=smoothing, index=index), mean_aux(aux)
 
     # ------------------------------------------------------------------ evaluation and comparison
 

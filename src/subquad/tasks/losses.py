@@ -1,8 +1,9 @@
 """Losses as sums over target tokens (or samples), and how many there were: the trainer divides once, over all
 micro-batches and workers.
 
-Words are smoothed as in fairseq, and their logits never exist as a whole (`kernels/cross_entropy`). Classes are
-smoothed as in timm and torch, with smoothing / V for every class.
+Words are smoothed as in fairseq, and their logits never exist as a whole (`kernels/cross_entropy`). Whoever makes a
+batch says where its targets are (`target_index`), because a GPU that was asked for their number would keep the pass
+waiting. Classes are smoothed as in timm and torch, with smoothing / V for every class.
 """
 
 from collections.abc import Sequence
@@ -41,6 +42,11 @@ def add_regularizer(loss: LossOutput, aux: Tensor | None, weight: float) -> Loss
     return LossOutput(total, loss.sums | {"regulariser": regularizer.detach().double() * loss.count}, loss.count)
 
 
+def target_index(target: Tensor, pad: int) -> Tensor:
+    """Where targets (...) are that count, as (n,) int64 into the flattened tensor. It is for batches on the CPU."""
+    return (target.flatten() != pad).nonzero().squeeze(1)
+
+
 def word_loss(
     head: WordHead | AdaptiveHead,
     features: Tensor,
@@ -48,27 +54,26 @@ def word_loss(
     *,
     pad: int = 1,
     smoothing: float = 0.0,
-    count: int | None = None,
+    index: Tensor | None = None,
 ) -> LossOutput:
     """Loss of the target words (...) given what the head reads, features (..., dim), without whole logits.
 
-    count: how many targets are not `pad`, if that is known; to count them on a GPU is to wait for it.
+    index: the `target_index` of these targets, if the batch has it.
     """
     features, target = features.flatten(0, -2), target.flatten()
+    if isinstance(head, AdaptiveHead) and index is None:
+        index = target_index(target, pad)
+    if index is not None and len(index) < len(target):
+        features, target = features.index_select(0, index), target.index_select(0, index)
     if isinstance(head, AdaptiveHead):
-        return _adaptive_loss(head, features, target, pad, smoothing, count)
+        return _adaptive_loss(head, features, target, smoothing)
     total, nll = linear_cross_entropy(features, head.table, head.bias, target, pad=pad, smoothing=smoothing)
-    return LossOutput(total, {"nll": nll.detach()}, _count(target, pad) if count is None else count)
+    return LossOutput(total, {"nll": nll.detach()}, _count(target, pad) if index is None else len(index))
 
 
-def _adaptive_loss(
-    head: AdaptiveHead, features: Tensor, target: Tensor, pad: int, smoothing: float, count: int | None
-) -> LossOutput:
+def _adaptive_loss(head: AdaptiveHead, features: Tensor, target: Tensor, smoothing: float) -> LossOutput:
     if smoothing:
         raise ValueError("an adaptive head has no label smoothing; set the loss's smoothing to 0")
-    if count != len(target):
-        kept = (target != pad).nonzero().squeeze(1)
-        features, target = features.index_select(0, kept), target.index_select(0, kept)
     total = head.nll(features, target).sum() if len(target) else features.sum() * 0.0
     return LossOutput(total, {"nll": total.detach()}, len(target))
 

@@ -25,9 +25,17 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import MaskedLanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
-from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.losses import LossOutput, losses_by_row, target_index, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import BlockTask, TextData, counted_floors, cut_lines, padding_if_any, read_text
+from subquad.tasks.text import (
+    BlockTask,
+    TextData,
+    counted_floors,
+    cut_lines,
+    drop_empty_padding,
+    read_text,
+    right_padding,
+)
 
 NUM_BEGINNING = 1
 """The number of tokens of a sample before its block."""
@@ -66,8 +74,12 @@ class MaskedSamples:
         self.sizes: tuple[np.ndarray, ...] = (self.blocks.sizes + NUM_BEGINNING,)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
-        """inputs (B, T); targets (B, T): the tokens to predict, `pad` at all other positions; padding (B, T)."""
-        return collate_blocks([self._sample(int(number), seed) for number in numbers], self.tokenizer.pad)
+        """inputs (B, T); targets (B, T): the tokens to predict, `pad` at all other positions; padding (B, T) if any.
+
+        target_index (n,): see `target_index`.
+        """
+        batch = collate_blocks([self._sample(int(number), seed) for number in numbers], self.tokenizer.pad)
+        return drop_empty_padding({**batch, "target_index": target_index(batch["targets"], self.tokenizer.pad)})
 
     def _sample(self, number: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         tokens = self.blocks.stream(int(self.blocks.begin[number]), int(self.blocks.end[number]))
@@ -90,7 +102,7 @@ class MaskedSamples:
 
 def masked_losses_by_row(model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int) -> list[list[float]]:
     """[summed nll, number of targets] of every sample of a batch."""
-    x, _, _ = model.features(batch["inputs"], padding_if_any(batch["padding"]))
+    x, _, _ = model.features(batch["inputs"], right_padding(batch.get("padding")))
     return losses_by_row(model.head, model.head_inputs(x), batch["targets"], pad=pad)
 
 
@@ -136,10 +148,11 @@ class MaskedLanguageModelTask(BlockTask):
         cls, model: MaskedLanguageModel, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
     ) -> tuple[LossOutput, Tensor | None]:
         targets = batch["targets"]
-        x, _, aux = model.features(batch["inputs"], padding_if_any(batch.get("padding")))
-        asked = (targets != pad).flatten().nonzero().squeeze(1)  # other positions need no logits
-        words = model.head_inputs(x.flatten(0, 1).index_select(0, asked))
-        found = word_loss(model.head, words, targets.flatten()[asked], pad=pad, smoothing=smoothing)
+        x, _, aux = model.features(batch["inputs"], right_padding(batch.get("padding")))
+        asked = batch.get("target_index")
+        asked = target_index(targets, pad) if asked is None else asked
+        words = model.head_inputs(x.flatten(0, 1).index_select(0, asked))  # other positions need no logits
+        found = word_loss(model.head, words, targets.flatten().index_select(0, asked), pad=-1, smoothing=smoothing)
         return found, mean_aux(aux)
 
     # ------------------------------------------------------------------ evaluation and comparison
@@ -195,4 +208,4 @@ class MaskedLanguageModelTask(BlockTask):
         (tokens,) = model.random_inputs(batch, length, generator)
         targets = torch.full_like(tokens, -1)
         targets[:, ::RANDOM_TARGETS_EVERY] = tokens[:, ::RANDOM_TARGETS_EVERY]
-        return {"inputs": tokens, "targets": targets}
+        return {"inputs": tokens, "targets": targets, "target_index": target_index(targets, -1)}

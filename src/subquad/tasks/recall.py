@@ -44,7 +44,7 @@ from subquad.tasks.base import (
     load_embedded,
     register_task,
 )
-from subquad.tasks.losses import LossOutput, word_loss
+from subquad.tasks.losses import LossOutput, target_index, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import typical_text_batch
 
@@ -177,9 +177,13 @@ class RecallSamples:
         self.sizes: tuple[np.ndarray, ...] = (lengths,)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """inputs and targets (B, T). Targets are `pad` where nothing is asked, and after the end of a sample."""
+        """inputs and targets (B, T); target_index (n,): see `target_index`.
+
+        Targets are `pad` where nothing is asked, and after the end of a sample.
+        """
         batch = collate_blocks([self.sample(int(number)) for number in numbers], self.pad)
-        return {"inputs": batch["inputs"], "targets": batch["targets"]}
+        index = target_index(batch["targets"], self.pad)
+        return {"inputs": batch["inputs"], "targets": batch["targets"], "target_index": index}
 
     def asked(self, most: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yields inputs (T,), the positions that are asked (n,), and their targets (n,), of the first samples."""
@@ -276,7 +280,7 @@ class RecallTask(Task):
         """Validation also counts right answers; training spares the logits that this takes."""
         targets = batch["targets"]
         x, _, aux = model.features(batch["inputs"])
-        found = word_loss(model.head, x, targets, pad=pad, smoothing=smoothing)
+        found = word_loss(model.head, x, targets, pad=pad, smoothing=smoothing, index=batch.get("target_index"))
         if not torch.is_grad_enabled():
             found = replace(found, sums=found.sums | {"accuracy": right_answers(model, x, targets, pad).sum()})
         return found, mean_aux(aux)
@@ -346,7 +350,7 @@ class RecallTask(Task):
         (tokens,) = model.random_inputs(batch, length, generator)
         targets = torch.full_like(tokens, -1)
         targets[:, ::RANDOM_TARGETS_EVERY] = tokens[:, ::RANDOM_TARGETS_EVERY]
-        return {"inputs": tokens, "targets": targets}
+        return {"inputs": tokens, "targets": targets, "target_index": target_index(targets, -1)}
 
 
 def _chances_in_context(

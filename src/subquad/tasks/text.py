@@ -28,6 +28,7 @@ from subquad.data.tokenizers import Tokenizer, TokenizerConfig
 from subquad.evaluate.ngrams import CHUNK_TOKENS, PairCounts
 from subquad.evaluate.perplexity import TokenLines, perplexity_score
 from subquad.files import wrap_corrupt_data_errors, write_files, write_text
+from subquad.mixers.layout import Padding
 from subquad.tasks.base import DataConfig, Floor, Task, TrainedModel, add_perplexity, check_split, load_embedded
 
 AS_GIVEN, FROM_TOKENS = "as given", "decoded from prepared tokens, without the samples that preparing skipped"
@@ -295,9 +296,14 @@ def _has_content(path: Path, rows: Iterable[bytes]) -> bool:
         return all(file.read(len(row)) == row for row in rows) and not file.read(1)
 
 
-def padding_if_any(padding: Tensor | None) -> Tensor | None:
-    """Returns None for a padding that is False everywhere, because mechanisms are faster without one."""
-    return padding if padding is not None and bool(padding.any()) else None
+def drop_empty_padding(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch on the CPU without a `padding` that is False everywhere: mechanisms are faster without one."""
+    return batch if batch["padding"].any() else {name: value for name, value in batch.items() if name != "padding"}
+
+
+def right_padding(padding: Tensor | None) -> Padding | None:
+    """A batch's padding (batch, time), which is at the right, as models take it; None: there is none."""
+    return None if padding is None else Padding.right(padding.logical_not().sum(1), padding.shape[1])
 
 
 def read_text(run: TrainedModel, split: str, most: int | None = None) -> tuple[list[tuple[str, ...]], str]:

@@ -40,7 +40,15 @@ from subquad.tasks.classification import (
 )
 from subquad.tasks.losses import LossOutput
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import TextData, TextTask, padding_if_any, read_text, text_of_split, typical_text_batch
+from subquad.tasks.text import (
+    TextData,
+    TextTask,
+    drop_empty_padding,
+    read_text,
+    right_padding,
+    text_of_split,
+    typical_text_batch,
+)
 
 WITH_EOS = 1
 TYPICAL_LENGTH = 512
@@ -98,9 +106,9 @@ class LabelledTexts:
         return len(self.labels)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """tokens, padding (B, T); labels (B,)."""
+        """tokens (B, T); padding (B, T) if any; labels (B,)."""
         batch = collate_texts([self.tokens(int(number)) for number in numbers], self.pad, self.eos)
-        return {**batch, "labels": torch.from_numpy(self.labels[numbers])}
+        return {**drop_empty_padding(batch), "labels": torch.from_numpy(self.labels[numbers])}
 
     def tokens(self, number: int) -> np.ndarray:
         return self.texts[number][: self.most]
@@ -201,7 +209,7 @@ class TextClassificationTask(ClassificationTask, TextTask):
         pad: int = -1,  # noqa: ARG003
         smoothing: float = 0.0,
     ) -> tuple[LossOutput, Tensor | None]:
-        logits, _, aux = model(batch["tokens"], padding=padding_if_any(batch.get("padding")))
+        logits, _, aux = model(batch["tokens"], padding=right_padding(batch.get("padding")))
         return class_loss_and_hits(logits, batch, smoothing), aux
 
     # ------------------------------------------------------------------ evaluation and comparison
@@ -218,7 +226,7 @@ class TextClassificationTask(ClassificationTask, TextTask):
 
         def ranks(batch: dict[str, Tensor]) -> list[list[float]]:
             batch = to_device(batch, run.device)
-            logits = model(batch["tokens"], padding=padding_if_any(batch["padding"])).logits
+            logits = model(batch["tokens"], padding=right_padding(batch.get("padding"))).logits
             return [[rank] for rank in class_ranks(logits, batch["labels"]).tolist()]
 
         found = shards.rows(samples, ranks, "batches of texts classified")

@@ -25,9 +25,17 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import Seq2Seq
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
-from subquad.tasks.losses import LossOutput, losses_by_row, word_loss
+from subquad.tasks.losses import LossOutput, losses_by_row, target_index, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
-from subquad.tasks.text import TextData, WordTask, cut_lines, read_text, text_of_split, typical_text_batch
+from subquad.tasks.text import (
+    TextData,
+    WordTask,
+    cut_lines,
+    read_text,
+    right_padding,
+    text_of_split,
+    typical_text_batch,
+)
 
 WITH_EOS = 1
 TYPICAL_LENGTH = 64
@@ -61,13 +69,14 @@ class Pairs:
         self.sizes: tuple[np.ndarray, ...] = (source.lengths + WITH_EOS, target.lengths + WITH_EOS)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """source, source_padding (B, S); target_in, target_out (B, T)."""
-        return collate_pairs([(self.source[int(i)], self.target[int(i)]) for i in numbers], self.pad, self.eos)
+        """source, source_padding (B, S); target_in, target_out (B, T); target_index (n,): see `target_index`."""
+        batch = collate_pairs([(self.source[int(i)], self.target[int(i)]) for i in numbers], self.pad, self.eos)
+        return {**batch, "target_index": target_index(batch["target_out"], self.pad)}
 
 
 def target_features(model: Seq2Seq, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """What the head reads at each target position, (B, T, dim), and the mixers' regulariser."""
-    padding = batch.get("source_padding")
+    padding = right_padding(batch.get("source_padding"))
     context, _, encoder_aux = model.encode(batch["source"], padding)
     # The decoder is causal: what follows a sentence's end reaches nothing that counts, so it needs no padding.
     x, _, decoder_aux = model.features(batch["target_in"], context, context_padding=padding)
@@ -145,7 +154,8 @@ class TranslationTask(WordTask):
         cls, model: Seq2Seq, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
     ) -> tuple[LossOutput, Tensor | None]:
         x, aux = target_features(model, batch)
-        return word_loss(model.head, x, batch["target_out"], pad=pad, smoothing=smoothing), aux
+        index = batch.get("target_index")
+        return word_loss(model.head, x, batch["target_out"], pad=pad, smoothing=smoothing, index=index), aux
 
     # ------------------------------------------------------------------ evaluation and comparison
 

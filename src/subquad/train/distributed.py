@@ -57,12 +57,22 @@ class Workers:
 
     def all_reduce(self, values: Mapping[str, Tensor | float], device: torch.device) -> dict[str, float]:
         """Returns sums over all processes, which must give the same names. It exchanges one float64 tensor."""
-        names = sorted(values)
-        given = [torch.as_tensor(values[name], dtype=torch.float64, device=device) for name in names]
-        sums = torch.stack(given) if given else torch.zeros(0, dtype=torch.float64, device=device)
+        if self.world == 1 and not any(isinstance(value, Tensor) for value in values.values()):
+            return {name: float(value) for name, value in values.items()}
+        return dict(zip(sorted(values), self.all_reduce_on_device(values, device).tolist(), strict=True))
+
+    def all_reduce_on_device(self, values: Mapping[str, Tensor | float], device: torch.device) -> Tensor:
+        """Returns the sums of `all_reduce` as a float64 tensor, by sorted name, without waiting for the device."""
+        if not values:
+            return torch.zeros(0, dtype=torch.float64, device=device)
+        numbers = [0.0 if isinstance(values[name], Tensor) else values[name] for name in sorted(values)]
+        copied = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True).unbind()
+        given = [values[name] for name in sorted(values)]
+        own = [value.double() if isinstance(value, Tensor) else at for value, at in zip(given, copied, strict=True)]
+        sums = torch.stack(own)
         if self.world > 1:
             dist.all_reduce(sums)
-        return dict(zip(names, sums.tolist(), strict=True))
+        return sums
 
     def all_gather(self, content: Any) -> list[Any]:
         """Returns what each process gave, by rank. content: anything that JSON can hold."""

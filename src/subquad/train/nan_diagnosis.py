@@ -75,11 +75,13 @@ def diagnose(
     attempts: Sequence[tuple[Batch, Mapping[str, Tensor]]],
     folder: Path,
     update: int,
+    tried: str = "",
 ) -> NotFiniteError:
     """Writes the batch that reproduces the failure to `folder`, and returns the error to raise.
 
     loss_of: forward pass of a batch to the scalar that is differentiated. attempts: the update's micro-batches, each
-    with the state of the generators before it. The model's gradients are dropped; generators end where they were.
+    with the state of the generators before it. tried: what was done against it before, to follow "is not finite". The
+    model's gradients are dropped; generators end where they were.
     """
     before = rng_state()
     culprit, failing = None, attempts[0]
@@ -98,7 +100,7 @@ def diagnose(
     place = folder / f"not-finite-{update:09d}"
     report = {"update": update, "found": found, "reproduced": culprit is not None}
     save_failure(place, *failing, report, model)
-    message = f"update {update}: the loss or its gradient is not finite, and nothing was updated; {found}. "
+    message = f"update {update}: the loss or its gradient is not finite{tried}, and nothing was updated; {found}. "
     message += f"The batch, the weights and the generators' states are in {place}"
     return NotFiniteError(message, culprit, place)
 

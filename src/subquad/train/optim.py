@@ -133,30 +133,29 @@ class Adam(torch.optim.Optimizer):
 
     def _update(self, group: Mapping[str, Any], parameters: list[Tensor], step: float) -> None:
         states = [self.state[parameter] for parameter in parameters]
-        fused = _fusible([{"params": parameters}])
-        steps = [state["step"] for state in states]
-        if fused and parameters[0].device.type != "cpu":  # the kernel reads the step beside the parameters
-            steps = [torch.full((), step - 1, device=p.device) for p in parameters]
-            for state in states:
-                state["step"] += 1
-        beta1, beta2 = group["betas"]
-        adamw_(
+        torch._foreach_add_([state["step"] for state in states], 1)
+        tensors = (
             [to_local(parameter) for parameter in parameters],
             [to_local(cast(Tensor, parameter.grad)) for parameter in parameters],
             [to_local(state["exp_avg"]) for state in states],
             [to_local(state["exp_avg_sq"]) for state in states],
-            [],
-            steps,
-            fused=fused,
-            foreach=not fused,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"] / math.sqrt(1 - beta2**step),
-            maximize=False,
         )
+        beta1, beta2 = group["betas"]
+        rule = {
+            "amsgrad": False,
+            "beta1": beta1,
+            "beta2": beta2,
+            "lr": group["lr"],
+            "weight_decay": group["weight_decay"],
+            "eps": group["eps"] / math.sqrt(1 - beta2**step),
+            "maximize": False,
+        }
+        if _fusible([{"params": parameters}]):
+            # the kernel reads a step for each parameter, beside it: they are all the same one
+            torch._fused_adamw_(*tensors, [], [torch.full((), step, device=parameters[0].device)] * len(states), **rule)
+        else:
+            steps = [torch.full((), step - 1) for _ in states]
+            adamw_(*tensors, [], steps, foreach=True, **rule)
 
 
 class Nag(torch.optim.Optimizer):
@@ -255,25 +254,26 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiplies all gradients: a sum over tokens becomes a mean with 1 / tokens."""
-    gradients = gradients_of(parameters)
-    if gradients and factor != 1:
-        torch._foreach_mul_(gradients, factor)
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
+    """Multiplies all gradients by a number on their device: a sum over tokens becomes a mean with 1 / tokens."""
+    gradients = [to_local(gradient) for gradient in gradients_of(parameters)]
+    if gradients:
+        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:
     """Scales the gradients down to the norm `limit` (0: never). Returns the norm of all of them before that.
 
-    Not finite: nothing is scaled, so that what is wrong can still be found.
+    If it is not finite, neither are the gradients afterwards. Nothing waits for the device.
     """
     parameters = list(parameters)
     gradients = gradients_of(parameters)
     if not gradients:
         return torch.zeros(())
-    norm = full_tensor(nn.utils.get_total_norm(gradients))
-    if limit > 0 and norm.isfinite():
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+    several_at_once = gradients[0].device.type == "cuda" or None
+    norm = full_tensor(nn.utils.get_total_norm(gradients, foreach=several_at_once))
+    if limit > 0:
+        nn.utils.clip_grads_with_norm_(parameters, limit, norm, foreach=several_at_once)
     return norm
 
 

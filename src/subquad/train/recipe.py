@@ -46,7 +46,14 @@ class TrainConfig(Options):
     smoothing: float = Field(0.0, ge=0, lt=1, description="The label smoothing of the loss.")
     aux_weight: float = Field(0.0, ge=0, description="The weight of the mixers' regulariser, for each target.")
     seed: int = Field(1, ge=0, description="The seed of the weights, the order of the data and all random numbers.")
-    precision: Literal["float32", "bfloat16", "float16"] = Field("float32", description="The precision of activations.")
+    precision: Literal["float32", "bfloat16", "float16", "auto"] = Field(
+        "float32",
+        description="The precision of activations. auto: bfloat16 on GPUs that have it, float16 on older ones, float32 "
+        "on a CPU.",
+    )
+    tf32: bool = Field(
+        True, description="Whether GPUs may round the factors of float32 products to TF32, which is much faster."
+    )
     compile: bool = Field(False, description="Whether torch.compile compiles the blocks of the model.")
     checkpoint_activations: bool = Field(
         False, description="Whether blocks keep only their inputs, and compute the rest again for the backward pass."

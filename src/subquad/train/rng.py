@@ -16,15 +16,18 @@ def seed_all(seed: int) -> None:
 
 
 def torch_rng_state() -> dict[str, Tensor]:
-    """Returns the states of torch's generators on all devices. It is quick enough for every batch."""
+    """Returns the states of torch's generators, on the CPU and on the GPU of this process.
+
+    It is quick enough for every batch, and waits for no GPU, whose generators count on the CPU.
+    """
     saved = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
-        saved |= {f"cuda.{number}": state for number, state in enumerate(torch.cuda.get_rng_state_all())}
+        saved["cuda"] = torch.cuda.get_rng_state()
     return saved
 
 
 def rng_state() -> dict[str, Tensor]:
-    """Returns the states of torch's generators on all devices, of numpy's and of Python's, as tensors."""
+    """Returns the states of torch's generators (`torch_rng_state`), of numpy's and of Python's, as tensors."""
     _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, words, next_gauss = random.getstate()
     return torch_rng_state() | {
@@ -48,7 +51,5 @@ def set_rng_state(saved: Mapping[str, Tensor]) -> None:
         version, *words = saved["python.words"].tolist()
         gauss = saved["python.gauss"].tolist()
         random.setstate((version, tuple(words), gauss[0] if gauss else None))
-    if torch.cuda.is_available():
-        for number in range(torch.cuda.device_count()):
-            if f"cuda.{number}" in saved:
-                torch.cuda.set_rng_state(saved[f"cuda.{number}"], number)
+    if "cuda" in saved and torch.cuda.is_available():
+        torch.cuda.set_rng_state(saved["cuda"])

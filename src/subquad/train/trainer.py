@@ -2,21 +2,22 @@
 
     Trainer.fit          until a limit of the recipe is reached
       Trainer.updates    plans an epoch, builds its batches, and makes one update for each `next`
-        Updater.step     passes of all batches, one sum over all processes, clipping, the optimiser
+        Updater.step     passes of all batches, one sum over all processes, clipping, the optimiser (updater.py)
       validate           the task's metrics on a split
       Trainer._save      weights, optimiser, generators, and the place in the epoch
 
-The gradient of an update is the summed loss of its batches over the number of their targets. The order of the data
-depends on the seed and the epoch only, and the random choices inside a batch on the seed and its place; a checkpoint
-holds weights, optimiser, generators and the place in the epoch, so a resumed run is the uninterrupted one, bit by bit.
+The order of the data depends on the seed and the epoch only, and the random choices inside a batch on the seed and its
+place; a checkpoint holds weights, optimiser, generators and the place in the epoch, so a resumed run is the
+uninterrupted one, bit by bit.
 """
 
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,126 +46,24 @@ from subquad.train.checkpoint import (
 )
 from subquad.train.distributed import (
     ALONE,
-    COUNT,
     DistributedLoss,
     TensorBatch,
     Workers,
-    add_sums,
     gather_to_first,
     shard_like,
     validate,
 )
 from subquad.train.metrics_log import MetricsLog
-from subquad.train.nan_diagnosis import NotFiniteError, diagnose
-from subquad.train.optim import (
-    Ema,
-    OptimConfig,
-    build_optimizer,
-    clip_gradients,
-    optimizer_state,
-    restore_optimizer,
-    scale_gradients,
-    set_learning_rate,
-)
-from subquad.train.profiler import Phases
+from subquad.train.optim import optimizer_state, restore_optimizer
+from subquad.train.precision import DTYPES, MAX_SKIPPED, LossScale, allow_tf32, choose_precision
 from subquad.train.recipe import Recipe
-from subquad.train.rng import rng_state, seed_all, set_rng_state, torch_rng_state
+from subquad.train.rng import rng_state, seed_all, set_rng_state
 from subquad.train.schedules import Schedule
 from subquad.train.trackers import Tracker
+from subquad.train.updater import STOP, StepMetrics, Updater
 
 SEEDS_APART = 1_000_003
-PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-LOSS, LATE, STOP = ".loss", ".late", ".stop"  # names that no task uses
-Attempt = tuple[TensorBatch, dict[str, Tensor]]
 EndsEarly = Callable[[], bool]
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """What an update did.
-
-    loss: what was minimised, for each target. sums: see `LossOutput`, over all batches and processes; targets: so many.
-    grad_norm: before clipping. lr: the learning rate. late: whether the first process's time is up. stop: whether any
-    process was asked to stop.
-    """
-
-    loss: float
-    sums: dict[str, float]
-    targets: int
-    grad_norm: float
-    lr: float
-    late: bool = False
-    stop: bool = False
-
-
-# ---------------------------------------------------------------------- one update
-
-
-class Updater:
-    """A model's optimiser, and all that stands between a loss and an update."""
-
-    def __init__(self, loss: DistributedLoss, config: OptimConfig, device: torch.device, half: bool = False) -> None:
-        """half: gradients of float16 are scaled against underflow."""
-        self.loss, self.model, self.config, self.device = loss, loss.model, config, device
-        self.optimizer = build_optimizer(config, self.model)
-        self.ema = Ema(self.model, config.ema) if config.ema else None
-        self.scaler = torch.amp.GradScaler(device.type, enabled=half)
-        self.phases = Phases()
-
-    def step(
-        self,
-        batches: Sequence[TensorBatch],
-        lr: float,
-        failures: Path,
-        update: int = 0,
-        idle: bool = False,
-        late: bool = False,
-        stop: bool = False,
-    ) -> StepMetrics:
-        """An update from the sum of the losses of all processes' `batches`, by the learning rate `lr`.
-
-        idle: the last batch is another process's, and counts for nothing. late, stop: whether this process wants the
-        run to end or to be interrupted, which travels along with the sums. A loss or gradient that is not finite raises
-        NotFiniteError before anything is changed; what reproduces it is then in the folder `failures`.
-        """
-        self.optimizer.zero_grad(set_to_none=True)
-        attempts: list[Attempt] = []
-        sums: dict[str, Tensor | float] = {LATE: float(late), STOP: float(stop)}
-        for number, batch in enumerate(batches):
-            last = number == len(batches) - 1
-            attempts.append((batch, torch_rng_state()))
-            with nullcontext() if last else self.loss.no_sync():
-                self._differentiate(batch, sums, counts=not (idle and last))
-        totals = self.loss.workers.all_reduce(sums, self.device)
-        total, count = totals.pop(LOSS), int(totals.pop(COUNT))
-        late, stop = totals.pop(LATE) > 0, totals.pop(STOP) > 0
-        with self.phases("optimiser"):
-            self.scaler.unscale_(self.optimizer)
-            scale_gradients(self.model.parameters(), 1 / max(1, count))
-            norm = float(clip_gradients(self.model.parameters(), self.config.clip))
-            if not self.scaler.is_enabled() and not (math.isfinite(total) and math.isfinite(norm)):
-                raise self._diagnose(attempts, failures, update)
-            set_learning_rate(self.optimizer, lr)
-            self.scaler.step(self.optimizer)  # in half precision it leaves out an update that is not finite
-            self.scaler.update()
-            if self.ema is not None:
-                self.ema.update(self.model)
-        return StepMetrics(total / max(1, count), totals, count, norm, lr, late, stop)
-
-    def _differentiate(self, batch: TensorBatch, sums: dict[str, Tensor | float], counts: bool) -> None:
-        """Adds a batch's gradients to the parameters', and its loss and numbers to `sums`."""
-        with self.phases("forward"):
-            found = self.loss(batch)
-        with self.phases("backward"):
-            self.scaler.scale(found.total if counts else found.total * 0).backward()
-        add_sums(sums, {**found.sums, LOSS: found.total.detach(), COUNT: float(found.count)}, counts)
-
-    def _diagnose(self, attempts: Sequence[Attempt], failures: Path, update: int) -> NotFiniteError:
-        model, loss_of = self.loss.unwrapped()
-        return diagnose(model, lambda batch: loss_of(batch).total, attempts, failures, update)
-
-
-# ---------------------------------------------------------------------- the run
 
 
 class Trainer:
@@ -202,12 +101,14 @@ class Trainer:
         for module in self.model.modules():
             if isinstance(module, Stack):
                 module.recompute = config.checkpoint_activations
-        dtype = PRECISIONS.get(config.precision)
-        self.loss = DistributedLoss(self.model, task.loss, workers, config.sharded, dtype)
-        self.updater = Updater(self.loss, recipe.optim, self.device, config.precision == "float16")
-        self.phases = self.updater.phases
         self.samples = task.samples("train", training=True)
         self.plan = BatchPlan(*self.samples.sizes, budget=task.budget(config.budget), seed=config.seed)
+        allow_tf32(config.tf32, self.device)
+        self.precision = self._agree_on_precision()
+        self.loss = DistributedLoss(self.model, task.loss, workers, config.sharded, DTYPES[self.precision])
+        scale = LossScale.of_sum(self._targets_of_update()) if self.precision == "float16" else None
+        self.updater = Updater(self.loss, recipe.optim, self.device, scale)
+        self.phases = self.updater.phases
         self.schedule = Schedule(recipe.schedule, config.updates, config.epochs)
         self.best_metric = BestMetric(task.metric, task.better)
         self.cursor, self.update, self.bad_validations = Cursor(), 0, 0
@@ -220,6 +121,17 @@ class Trainer:
         self.log = MetricsLog(run / "metrics.jsonl") if workers.is_rank_zero else None
         self.started = time.monotonic()
         seed_all(config.seed + SEEDS_APART * workers.rank)  # every process has the same weights, but draws of its own
+
+    def _agree_on_precision(self) -> str:
+        chosen = choose_precision(self.recipe.train.precision, self.device)
+        if len(everywhere := sorted(set(self.workers.all_gather(chosen)))) > 1:
+            raise ValueError(f"train.precision: auto means {' and '.join(everywhere)} on these GPUs; set it to one")
+        return chosen
+
+    def _targets_of_update(self) -> float:
+        """About how many targets an update has: the tokens of its samples, or the samples."""
+        sizes = self.plan.sizes.sum() - self.plan.sizes[self.plan.skipped].sum()
+        return float(sizes) / len(self.plan.epoch(0)) * self.recipe.train.accumulate
 
     # ------------------------------------------------------------------ the run
 
@@ -333,17 +245,31 @@ class Trainer:
         step = self.updater.step(batches, lr, failures, self.update, idle, self._is_late(), bool(self.stop))
         self.update, self.late, self.stop_all = self.update + 1, step.late, step.stop
         with self.phases("report"):
+            if step.skipped:
+                self._report_skipped()
             self._report(step)
 
     def _report(self, step: StepMetrics) -> None:
         metrics = self.task.metrics(step.sums, step.targets)
         shown = {"loss": step.loss, **{name: value for name, value in metrics.items() if name != "loss"}}
+        scale = self.updater.scale
+        shown |= {"skipped": scale.skipped} if scale is not None and scale.skipped else {}
         self.progress.show_update(self.cursor.epoch + 1, self.update, shown, step.targets, step.lr, self._share_done())
         if self.update % self.recipe.train.log_every == 0:
             speed = self.progress.targets_per_second()
             values = {**metrics, "train_loss": step.loss, "lr": step.lr, "norm": step.grad_norm}
             values |= {} if speed is None else {"targets_per_second": speed}
+            values |= {} if scale is None else {"loss_scale": scale.scale, "skipped": scale.skipped}
             self._write("train", values)
+
+    def _report_skipped(self) -> None:
+        scale = self.updater.scale
+        assert scale is not None
+        self._write("skipped", {"loss_scale": scale.scale, "skipped": scale.skipped, "in_a_row": scale.in_a_row})
+        self.progress.note(
+            f"update {self.update:,}: skipped, its gradient is not finite in float16; the loss scale is now "
+            f"{scale.scale:g} ({scale.in_a_row} of {MAX_SKIPPED} in a row, {scale.skipped:,} in all)"
+        )
 
     def _share_done(self) -> float:
         """How much of the run is over: by whatever limit is nearest."""
@@ -372,7 +298,7 @@ class Trainer:
             return
         self.metrics, self.validated = metrics, self.update
         value, sign = self.metrics[self.task.metric], 1 if self.task.better == "lower" else -1
-        improved = self.best is None or sign * value < sign * self.best
+        improved = not math.isnan(value) and (self.best is None or sign * value < sign * self.best)
         self.best, self.bad_validations = (value, 0) if improved else (self.best, self.bad_validations + 1)
         self._write("valid", self.metrics)
         self.progress.note(
@@ -389,11 +315,12 @@ class Trainer:
 
     def _save(self) -> None:
         """Saves a checkpoint. It gets the metrics of the last validation only if that was of the same update."""
-        extra = {"bad_validations": self.bad_validations, "best": self.best, "minutes": self._minutes()}
+        extra: dict[str, Any] = {"bad_validations": self.bad_validations, "best": self.best}
+        extra |= {"minutes": self._minutes(), "precision": self.precision}
         if self.validated != self.update:
             extra["validated"] = False
         metrics, epoch_end = self.metrics if self.validated == self.update else {}, self.cursor.batch == 0
-        scaler = dict(self.updater.scaler.state_dict())
+        scaler = {} if self.updater.scale is None else self.updater.scale.state()
         cursor, epoch = asdict(self.cursor), self.cursor.epoch
         state = TrainState(self.update, epoch, epoch_end, cursor, scaler, metrics, extra)
         content = Checkpoint(
@@ -416,8 +343,8 @@ class Trainer:
         restore_optimizer(self.updater.optimizer, self.model, saved.optimizer)
         if self.updater.ema is not None and saved.ema is not None:
             self.updater.ema.restore(saved.ema)
-        if saved.state.scaler:
-            self.updater.scaler.load_state_dict(saved.state.scaler)
+        if self.updater.scale is not None and saved.state.scaler:
+            self.updater.scale.restore(saved.state.scaler)
         state = saved.state
         self.update, self.cursor, self.metrics = state.update, Cursor(**state.cursor), state.metrics
         self.saved, self.validated = state.update, state.update if state.extra.get("validated", True) else None
@@ -429,6 +356,8 @@ class Trainer:
         if self.log is not None:
             self.log.resumed(self.update)
         self.progress.note(f"resumed at update {self.update:,}, epoch {self.cursor.epoch + 1}")
+        if (before := state.extra.get("precision", self.precision)) != self.precision:
+            self.progress.note(f"the run was trained in {before} so far, and goes on in {self.precision}")
         mine = "" if self.workers.is_rank_zero else f"rank{self.workers.rank}."
         # more workers than before: those that are new go on with their seeds
         set_rng_state({name.removeprefix(mine): value for name, value in saved.rng.items() if name.startswith(mine)})
