@@ -175,7 +175,8 @@ def test_clipping() -> None:
     assert model.weight.grad[0, 0] == 3
     assert clip_gradients(model.parameters(), 5).item() == pytest.approx(10)
     assert clip_gradients(model.parameters()).item() == pytest.approx(5, rel=1e-5)
-    scale_gradients(model.parameters(), torch.tensor(2.0))
+    scale_gradients(model.parameters(), 4.0)
+    scale_gradients(model.parameters(), torch.tensor(0.5, dtype=torch.float64))
     assert clip_gradients(model.parameters()).item() == pytest.approx(10, rel=1e-5)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from subquad.train.checkpoint import checkpoints, load_checkpoint
+from subquad.train.checkpoint import best, checkpoints, load_checkpoint
 from subquad.train.metrics_log import read_metrics
 from subquad.train.nan_diagnosis import NotFiniteError
 from subquad.train.precision import GROWTH_INTERVAL, MAX_SKIPPED, MEAN_SCALE, LossScale, choose_precision
@@ -15,6 +15,7 @@ from tests.train.test_trainer import assert_equal, recipe, said, trainer
 TASK = "image-classification"
 OVERFLOWS = 2.0**60
 """A scale at which every gradient of float16 is infinite."""
+FFN = "encoder.blocks.0.ffn.fc2.weight"
 slow_on_a_cpu = pytest.mark.filterwarnings("ignore:train.precision is float16 on a CPU")
 
 
@@ -81,14 +82,18 @@ def test_skipped_updates_change_nothing_and_are_said(tmp_path: Path) -> None:
 
 @slow_on_a_cpu
 def test_a_run_that_diverged_in_float16_stops_with_a_diagnosis(tmp_path: Path) -> None:
-    trained = trainer(recipe(TASK, updates=150, validate_every=5, precision="float16"), tmp_path)
+    trained, name = trainer(recipe(TASK, updates=150, validate_every=5, precision="float16"), tmp_path), FFN
+    assert trained.updater.ema is not None
     with torch.no_grad():
-        trained.model.get_parameter("encoder.blocks.0.ffn.fc2.weight").fill_(1e6)  # finite, but not in float16
+        trained.model.get_parameter(name).fill_(1e6)  # finite, but not in float16
+        trained.updater.ema.weights[name].fill_(1e6)
     with pytest.raises(NotFiniteError, match=rf"after {MAX_SKIPPED} skipped updates in a row.*encoder\.blocks\.0\.ffn"):
         trained.fit()
     assert trained.update == MAX_SKIPPED - 1
     assert trained.best is None
+    assert said(trained).count("valid") == 3
     assert "(best)" not in said(trained)
+    assert best(tmp_path / "checkpoints", trained.best_metric) == []
 
 
 @slow_on_a_cpu

@@ -13,6 +13,7 @@ later, the checksums show, by file.
 """
 
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -295,14 +296,23 @@ class BestMetric(NamedTuple):
     metric: str = "loss"
     better: str = "lower"
 
+    def rank(self, metrics: Mapping[str, float]) -> float | None:
+        """The metric with its sign such that lower is better; None if it is missing, or the model has diverged.
+
+        A model that has diverged still has an accuracy, but some other number of it is not finite.
+        """
+        value = metrics.get(self.metric)
+        if value is None or not all(map(math.isfinite, metrics.values())):
+            return None
+        return value if self.better == "lower" else -value
+
 
 def best(folder: str | Path, metric: BestMetric, *, skip_damaged: bool = False) -> list[Path]:
     """Checkpoints that have the metric, the best first; of equals the older. skip_damaged: see `_states`."""
     scored = []
     for path, state in _states(folder, skip_damaged):
-        value = state.metrics.get(metric.metric)
-        if value is not None and value == value:
-            scored.append((value if metric.better == "lower" else -value, _update_of(path), path))
+        if (rank := metric.rank(state.metrics)) is not None:
+            scored.append((rank, _update_of(path), path))
     return [path for *_, path in sorted(scored)]
 
 

@@ -254,17 +254,17 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor) -> None:
-    """Multiplies all gradients by a number on their device: a sum over tokens becomes a mean with 1 / tokens."""
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor | float) -> None:
+    """Multiplies all gradients: a sum over tokens becomes a mean with 1 / tokens, which may be on their device."""
     gradients = [to_local(gradient) for gradient in gradients_of(parameters)]
     if gradients:
-        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+        torch._foreach_mul_(gradients, factor.to(gradients[0].dtype) if isinstance(factor, Tensor) else factor)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:
     """Scales the gradients down to the norm `limit` (0: never). Returns the norm of all of them before that.
 
-    If it is not finite, neither are the gradients afterwards. Nothing waits for the device.
+    If that is not finite, what is then in the gradients means nothing. The CPU does not wait for the device.
     """
     parameters = list(parameters)
     gradients = gradients_of(parameters)

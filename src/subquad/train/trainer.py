@@ -297,9 +297,10 @@ class Trainer:
         if not metrics:  # it was interrupted
             return
         self.metrics, self.validated = metrics, self.update
-        value, sign = self.metrics[self.task.metric], 1 if self.task.better == "lower" else -1
-        improved = not math.isnan(value) and (self.best is None or sign * value < sign * self.best)
-        self.best, self.bad_validations = (value, 0) if improved else (self.best, self.bad_validations + 1)
+        rank, best_name = self.best_metric.rank(metrics), self.best_metric.metric
+        before = None if self.best is None else self.best_metric.rank({best_name: self.best})
+        improved = rank is not None and (before is None or rank < before)
+        self.best, self.bad_validations = (metrics[best_name], 0) if improved else (self.best, self.bad_validations + 1)
         self._write("valid", self.metrics)
         self.progress.note(
             f"update {self.update:,}: valid {format_metrics(self.metrics)}{' (best)' if improved else ''}"
