@@ -79,7 +79,7 @@ def _adaptive_loss(head: AdaptiveHead, features: Tensor, target: Tensor, smoothi
 
 
 def _count(target: Tensor, pad: int) -> int:
-    return int((target != pad).sum())
+    return len(target) if pad < 0 else int((target != pad).sum())  # no word has a negative number
 
 
 def losses_by_row(
