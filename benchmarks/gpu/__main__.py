@@ -1,8 +1,10 @@
-"""Prints what every mixer would take on a GPU, on paper: see `benchmarks/gpu/__init__.py`."""
+"""Prints what every mixer would take on a GPU, on paper, or writes docs/gpu.md: see `benchmarks/gpu/__init__.py`."""
 
 import argparse
+from pathlib import Path
 
 from benchmarks.gpu.hardware import A100
+from benchmarks.gpu.page import fill_page
 from benchmarks.gpu.rows import LENGTHS, ROWS, Counted, count_row
 from tools.markdown import markdown_table
 
@@ -11,7 +13,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").strip())
     parser.add_argument("--only", metavar="MECHANISM", help="count the mixers of one mechanism")
     parser.add_argument("--kernels", action="store_true", help="list the launches of each mixer, the longest first")
+    parser.add_argument(
+        "--write-docs", type=Path, metavar="FILE", help="fill the generated parts of docs/gpu.md instead"
+    )
     options = parser.parse_args()
+    if options.write_docs is not None:
+        options.write_docs.write_text(fill_page(options.write_docs.read_text()))
+        return
     rows = [row for row in ROWS if options.only in (None, row.mechanism)]
     counted = [[count_row(row, length) for length in LENGTHS] for row in rows]
     print(table(counted))

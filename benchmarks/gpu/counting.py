@@ -3,15 +3,18 @@
 An operation of torch is one launch, which reads every input and writes every output once; a matrix product has the
 FLOPs that torch's own counter gives it. Views launch nothing. An operation of subquad is entered: the torch operations
 in it are counted like others, and its Triton kernels by `traffic/`. Softmax attention is modelled (`flash.py`).
+
+Memory is what tensors hold while they live, which is as on a GPU: autograd keeps and frees fake ones the same way.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,9 +22,10 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.gpu.fake_cuda import DEVICE, fake_cuda, move_to_fake_cuda
 from benchmarks.gpu.flash import modelled_attention
-from benchmarks.gpu.hardware import FLOAT32, GPU, TENSOR
+from benchmarks.gpu.hardware import FLOAT32, GPU, HOST, TENSOR
 from benchmarks.gpu.traffic import traffic_of
 from benchmarks.gpu.triton_launches import Launch, intercept
+from subquad.mixers import Mixer
 
 aten = torch.ops.aten
 NO_LAUNCH = {
@@ -55,13 +59,26 @@ class Kernel:
         return gpu.seconds(self.bytes, dict(self.flops))
 
 
+def pass_seconds(kernels: Sequence[Kernel], gpu: GPU) -> float:
+    """The time of launches one after the other, or of the host that makes them, if that is slower."""
+    return max(sum(kernel.seconds(gpu) for kernel in kernels), HOST * len(kernels))
+
+
 class Counter(TorchDispatchMode):
-    """Records launches in `kernels` while it is entered."""
+    """Records launches in `kernels` while it is entered, and in `peak` the most bytes that its new tensors held.
+
+    Numbers that a model reads are not there: `waits` counts how often it asks for one, and is told 1. Where it asks
+    for places that are not zero, it gets the share of all places that `shares` says next, or all of them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels: list[Kernel] = []
         self.phase = "forward"
+        self.waits = 0
+        self.shares: Iterator[float] = iter(())
+        self.live = self.peak = 0
+        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,10 +87,40 @@ class Counter(TorchDispatchMode):
         if func.namespace == "subquad":
             with self:
                 return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
+        if func in (aten._local_scalar_dense.default, aten.nonzero.default):
+            return self._answer(func, args[0])
+        with self:  # in the body of an operation also operations arrive that torch makes of others, such as `to`
+            out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
         out = func(*args, **kwargs)
-        if not (_is_view(func, args, out) or func in NO_LAUNCH or func.namespace in ("prim", "profiler")):
+        self._watch(out)
+        if not (_is_view(func) or func in NO_LAUNCH or func.namespace in ("prim", "profiler")):
             self._count(func, args, kwargs, out)
         return out
+
+    def _answer(self, func: Any, asked: Tensor) -> Any:
+        self.waits += asked.device == DEVICE
+        if func is aten._local_scalar_dense.default:
+            return 1
+        places = round(next(self.shares, 1.0) * asked.numel())
+        found = torch.empty(places, asked.dim(), dtype=torch.int64, device=asked.device)
+        self._watch(found)
+        self._count(func, (asked,), {}, found)
+        return found
+
+    def _watch(self, out: Any) -> None:
+        """Counts the memory of new tensors until they are freed."""
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            if tensor.device == DEVICE and storage not in self._storages:
+                self._storages.add(storage)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._release, storage.nbytes())
+
+    def _release(self, held: int) -> None:
+        self.live -= held
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         inputs = _tensors((args, kwargs))
@@ -116,30 +163,27 @@ def counting() -> Iterator[Counter]:
         yield counter
 
 
-def count_mixer(mixer: nn.Module, batch: int, length: int) -> list[Kernel]:
-    """The launches of a mixer's training pass under bfloat16 autocast, its input (batch, length, dim) differentiated.
+def count_mixer(mixer: Mixer, batch: int, length: int) -> Counter:
+    """The launches and the memory of a mixer's training pass on an input (batch, length, dim), with its gradient.
 
-    The mixer's own parameters are replaced by fake ones.
+    A mixer in float32 runs under bfloat16 autocast. Its parameters are replaced by fake ones.
     """
     with fake_cuda():
         move_to_fake_cuda(mixer.train())
-        x = torch.empty(batch, length, mixer.config.dim, device=DEVICE, requires_grad=True)  # type: ignore[union-attr]
+        dtype = next(mixer.parameters()).dtype
+        x = torch.empty(batch, length, mixer.config.dim, dtype=dtype, device=DEVICE, requires_grad=True)
         with counting() as counter:
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.float32):
                 out = mixer(x)
             outputs = [one for one in (out.y, out.aux) if one is not None]
             counter.phase = "backward"
             torch.autograd.backward(outputs, [torch.empty_like(one) for one in outputs])
-    return counter.kernels
+    return counter
 
 
-def _is_view(func: Any, args: tuple[Any, ...], out: Any) -> bool:
-    """Whether a result is the same memory. `to`, which the body of an operation calls as a whole, may copy or not."""
+def _is_view(func: Any) -> bool:
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
-    if func._schema.is_mutable or all(alias.is_write for alias in aliases):
-        return False
-    given = {one.untyped_storage()._cdata for one in _tensors(args)}
-    return all(one.untyped_storage()._cdata in given for one in _tensors(out))
+    return any(not alias.is_write for alias in aliases) and not func._schema.is_mutable
 
 
 def _tensors(tree: Any) -> list[Tensor]:

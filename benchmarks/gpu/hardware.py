@@ -19,6 +19,9 @@ FLOAT32_DOT = "float32 dot"
 FLASH, FLASH_CAUSAL = "flash", "causal flash"
 """Attention of torch's own kernel on long sequences (`flash.py`)."""
 
+HOST = 7e-6
+"""Seconds that Python and torch take to launch a kernel: a pass cannot be faster than all of its launches."""
+
 
 @dataclass(frozen=True)
 class GPU:

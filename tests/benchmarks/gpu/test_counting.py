@@ -50,7 +50,7 @@ def check_mixers_take_the_kernels_of_the_gpu() -> None:
     from benchmarks.gpu.counting import count_mixer
     from subquad.mixers import build
 
-    kernels = count_mixer(build("lightconv", dim=64, heads=4, causal=True), 2, 100)
+    kernels = count_mixer(build("lightconv", dim=64, heads=4, causal=True), 2, 100).kernels
     names = [kernel.name for kernel in kernels if "." in kernel.name and kernel.name.startswith("conv.")]
     assert names == ["conv._convolve", "conv._convolve", "conv._tap_products"]
     assert [kernel.phase for kernel in kernels if kernel.name in names] == ["forward", "backward", "backward"]

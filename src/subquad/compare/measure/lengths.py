@@ -247,8 +247,12 @@ def _fill_in(point: LengthPoint, costs: Costs) -> None:
 def config_for_shape(plan: Plan, label: str, shape: Shape) -> dict[str, Any]:
     """The model's config for inputs of this length: tables with an end are as long as the longest length needs."""
     config = plan.variant_recipe(label).model_data(plan.data_dependent_model_config)
-    longest = max([shape.length, *plan.lengths, *plan.task_lengths])
     config = MODELS[config["kind"]].config_for_length(config, shape.length)
+    return lengthen_config(config, max([shape.length, *plan.lengths, *plan.task_lengths]))
+
+
+def lengthen_config(config: dict[str, Any], longest: int) -> dict[str, Any]:
+    """The config with tables of positions that are long enough, and without dropping layers."""
     for name in ("source", "target", "embedding"):
         if name in config and config[name].get("positions") == "learned":
             config = merge_options(config, {name: {"max_length": max(longest, config[name].get("max_length", 0))}})
