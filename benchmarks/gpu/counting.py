@@ -89,10 +89,11 @@ class Counter(TorchDispatchMode):
                 return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
         if func in (aten._local_scalar_dense.default, aten.nonzero.default):
             return self._answer(func, args[0])
-        with self:  # in the body of an operation also operations arrive that torch makes of others, such as `to`
-            out = func.decompose(*args, **kwargs)
-        if out is not NotImplemented:
-            return out
+        if func.namespace == "aten":
+            with self:  # in the body of an operation also operations arrive that torch makes of others, such as `to`
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         out = func(*args, **kwargs)
         self._watch(out)
         if not (_is_view(func) or func in NO_LAUNCH or func.namespace in ("prim", "profiler")):
