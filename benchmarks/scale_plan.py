@@ -1,9 +1,10 @@
-"""The plan of docs/scale.md: what the largest recipes need on 8 and on 64 GPUs, by arithmetic alone.
+"""The plan of docs/scale.md: what the largest recipes need on 8 and on 64 GPUs, counted and computed.
 
     python -m benchmarks.scale_plan --write-docs docs/scale.md
 
-Nothing is measured. Parameters and FLOPs come from the recipes' own models, traced without running them; the machine is
-what ASSUMED says. An update has the tokens that the recipe gives it, whatever the number of GPUs.
+Nothing is measured. A training pass of the recipe's model is counted launch by launch as `benchmarks/gpu` does, and
+takes the time that its model of a GPU says; how GPUs are connected is what ASSUMED says. An update has the tokens that
+the recipe gives it, whatever the number of GPUs.
 """
 
 import argparse
@@ -12,6 +13,13 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
+import torch
+
+from benchmarks.gpu.counting import count_mixer
+from benchmarks.gpu.hardware import A100
+from benchmarks.gpu.models import Training, count_training
+from benchmarks.gpu.rows import DIM, HEADS, ROWS
+from subquad.mixers import build
 from subquad.models.costs import FLOAT_BYTES, Costs, estimate_costs
 from subquad.tasks.language_model import LanguageModelData
 from subquad.train.recipe import Recipe, read_recipe
@@ -25,7 +33,7 @@ GPUS = (8, 64)
 SENTENCE = 32
 """Tokens of a sentence of WMT, about the mean with 32,000 pieces."""
 TRAINING = 3
-"""A backward pass costs two forward passes."""
+"""A backward pass has the FLOPs of two forward passes."""
 AVERAGES = {"adam": 2, "adamw": 2, "nag": 1, "sgd": 1}
 """Numbers that an optimiser keeps for each parameter."""
 GIGABYTE, TERA = 1e9, 1e12
@@ -33,11 +41,9 @@ GIGABYTE, TERA = 1e9, 1e12
 
 @dataclass(frozen=True)
 class Assumed:
-    """One GPU of eight in a machine, and what connects the machines."""
+    """What connects GPUs, and what a data sheet promises of one."""
 
-    name: str = "A100"
     peak: float = 312.0  # TFLOP/s of bfloat16 products
-    utilisation: float = 0.3
     within: float = 200.0  # GB/s of an all-reduce, each GPU, inside a machine
     between: float = 20.0  # the same across machines
     machine: int = 8
@@ -48,24 +54,31 @@ ASSUMED = Assumed()
 
 @dataclass(frozen=True)
 class Plan:
-    """A recipe on a number of GPUs. cost: of the batch that a GPU takes at once."""
+    """A recipe on a number of GPUs, in a precision. counted: the pass of the batch that a GPU takes at once."""
 
     name: str
     recipe: Recipe
+    precision: str
     gpus: int
     passes: int
     batch: int
     cost: Costs
+    counted: Training
 
     @property
     def update_tokens(self) -> int:
         """Tokens of one update, of both sides where there are two."""
-        return self.cost.tokens * self.passes * self.gpus
+        return self.counted.tokens * self.passes * self.gpus
 
     @property
     def compute_seconds(self) -> float:
-        work = TRAINING * self.cost.flops * self.passes
-        return work / (ASSUMED.peak * TERA * ASSUMED.utilisation)
+        return self.passes * self.counted.seconds(A100) + self.counted.update_seconds(A100)
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the data sheet's peak that the products of a pass reach."""
+        flops = TRAINING * self.cost.flops_per_token * self.counted.tokens
+        return flops / (ASSUMED.peak * TERA * self.counted.seconds(A100))
 
     @property
     def gradient_bytes(self) -> int:
@@ -89,17 +102,30 @@ class Plan:
         parts = [averages, gradients, weights]
         return sum(part / self.gpus if place < stage else part for place, part in enumerate(parts))
 
+    @property
+    def pass_bytes(self) -> int:
+        """The peak of a pass without the gradients, which are among the states."""
+        return max(0, self.counted.peak - self.gradient_bytes)
 
-def plan_of(name: str, gpus: int) -> Plan:
-    """The recipe's update on so many GPUs: each takes `passes` batches of it, one after the other."""
+
+def plans_of(name: str) -> list[Plan]:
+    """The recipe's update in bfloat16 and, if it asks for float32, in that, on every number of GPUs."""
     recipe = read_recipe(ROOT / "recipes" / f"{name}.yaml")
+    precisions = ["bfloat16"] + (["float32"] if recipe.train.precision == "float32" else [])
+    return [plan_of(name, recipe, gpus, precision) for precision in precisions for gpus in GPUS]
+
+
+def plan_of(name: str, recipe: Recipe, gpus: int, precision: str) -> Plan:
+    """Each GPU takes `passes` batches of an update, one after the other."""
     budget = recipe.train.budget.max_tokens
     assert budget is not None
     length = recipe.data.blocks.tokens_per_sample if isinstance(recipe.data, LanguageModelData) else SENTENCE
     passes = ceil(recipe.train.accumulate / gpus)
     batch = max(1, round(budget * recipe.train.accumulate / (length * gpus * passes)))
-    found = estimate_costs(recipe.model_data({}), batch, length, streaming=False)
-    return Plan(name, recipe, gpus, passes, batch * length, found)
+    config = recipe.model_data({})
+    found = estimate_costs(config, batch, length, streaming=False)
+    counted = count_training(config, batch * length, length, getattr(torch, precision))
+    return Plan(name, recipe, precision, gpus, passes, batch * length, found, counted)
 
 
 def tables(plans: list[Plan]) -> Iterator[tuple[str, str]]:
@@ -123,47 +149,92 @@ def tables(plans: list[Plan]) -> Iterator[tuple[str, str]]:
     rows = [
         [
             plan.name,
+            plan.precision,
             str(plan.gpus),
             f"{plan.batch:,} x {plan.passes}",
             f"train.budget.max_tokens={plan.batch} train.accumulate={plan.gpus * plan.passes}",
             f"{1000 * plan.compute_seconds:,.0f}",
+            f"{100 * plan.utilisation:.0f} %",
             f"{1000 * plan.reduce_seconds:,.0f}",
             f"{100 * plan.compute_seconds / (plan.compute_seconds + plan.reduce_seconds):,.0f} %",
             f"{plan.hours:,.1f}",
         ]
         for plan in plans
     ]
-    heads = ["recipe", "GPUs", "tokens a GPU", "changes", "compute, ms", "all-reduce, ms", "share of compute", "hours"]
-    yield "time", markdown_table(heads, rows)
+    heads = ["recipe", "precision", "GPUs", "tokens a GPU", "changes", "compute, ms", "of the peak", "all-reduce, ms"]
+    yield "time", markdown_table([*heads, "share of compute", "hours"], rows)
     rows = [
         [
             plan.name,
+            plan.precision,
             str(plan.gpus),
             *(f"{plan.state_bytes(stage) / GIGABYTE:,.2f}" for stage in range(4)),
-            f"{plan.cost.activation_bytes / GIGABYTE:,.1f}",
+            f"{plan.pass_bytes / GIGABYTE:,.1f}",
         ]
         for plan in plans
     ]
-    heads = ["recipe", "GPUs", "replicated (DDP)", "stage 1", "stage 2", "stage 3 (FSDP2)", "kept for backward"]
+    heads = ["recipe", "precision", "GPUs", "replicated (DDP)", "stage 1", "stage 2", "stage 3 (FSDP2)", "a pass"]
     yield "memory", markdown_table(heads, rows)
 
 
 def _assumptions() -> str:
     a = ASSUMED
     return (
-        f"- GPU: {a.name}, {a.peak:g} TFLOP/s of bfloat16 products at the peak, {100 * a.utilisation:g} % of it used.\n"
+        f"- GPU: {A100.name}, as [its model](gpu.md#how-an-estimate-is-made) has it; every launch of a training pass "
+        f"is counted, and the optimiser's update. The peak is {a.peak:g} TFLOP/s. float32 is without TF32.\n"
         f"- All-reduce: {a.within:g} GB/s for each GPU within a machine of {a.machine}, {a.between:g} GB/s across "
         "machines; none of it overlaps with the backward pass.\n"
-        f"- A sentence of WMT has {SENTENCE} tokens on each side; batches are full. A backward pass costs two forward "
-        "passes.\n"
+        f"- A sentence of WMT has {SENTENCE} tokens on each side; batches are full.\n"
         f"- Weights, gradients and the optimiser's averages have {FLOAT_BYTES} bytes a number, as in training here.\n"
     )
 
 
+# ---------------------------------------------------------------------- one sequence on many GPUs
+
+MILLION = 2**20
+SHARED_BY = 64
+HALF, SINGLE = 2, 4  # bytes of a number
+CHUNKS, LANDMARKS, FEATURES, TAPS = MILLION // 64, 49, 64, 31
+STATE = HEADS * FEATURES * (DIM // HEADS + 1)
+EXCHANGES: dict[str, tuple[str, int]] = {
+    "softmax": ("all keys and values, in a ring", 2 * DIM * MILLION * HALF),
+    "softmax, causal": ("all keys and values before its own, in a ring", 2 * DIM * MILLION * HALF),
+    "lightconv, causal, 31 taps": ("the inputs of the taps before its first token", (TAPS - 1) * DIM * HALF),
+    "dynamicconv, causal, 31 taps": ("the inputs of the taps before its first token", (TAPS - 1) * DIM * HALF),
+    "local, windows of 64": ("nothing, if parts end where windows do", 0),
+    "eva, windows of 64, 49 chunks": ("key and value of every chunk", 2 * LANDMARKS * DIM * HALF),
+    "eva, causal, windows and chunks of 64": ("key and value of every chunk before", 2 * CHUNKS * DIM * HALF),
+    "lara, 49 landmarks": ("sums of landmarks and of their values", 3 * LANDMARKS * DIM * SINGLE),
+    "performer, 64 features": ("the sum over keys", STATE * SINGLE),
+    "performer, causal, 64 features": (
+        "the state before its first token",
+        HEADS * FEATURES * (HEAD_WIDTH + 1) * SINGLE,
+    ),
+    "primal": ("norms of queries and keys", 2 * DIM * SINGLE),
+    "primal, causal": ("running sums of squares before its first token", 2 * DIM * SINGLE),
+}
+"""What a GPU has to get from the others in the forward pass of one layer, and how many bytes that are."""
+
+
+def million_table() -> str:
+    """One layer on one sequence of a million tokens, shared by 64 GPUs."""
+    rows = []
+    for row in (row for row in ROWS if row.label in EXCHANGES):
+        what, count = EXCHANGES[row.label]
+        mixer = build(row.mechanism, dim=DIM, heads=HEADS, **row.options)
+        counted = count_mixer(mixer, 1, MILLION)
+        compute = sum(kernel.seconds(A100) for kernel in counted.kernels) / SHARED_BY
+        exchange = 2 * count / (ASSUMED.between * GIGABYTE)
+        times = [f"{1e3 * compute:,.1f}", f"{count / 1e6:,.2f}", f"{1e3 * exchange:,.2f}"]
+        rows.append([row.label, what, *times, f"{counted.peak / SHARED_BY / GIGABYTE:,.2f}"])
+    heads = ["mixer", "what a GPU needs of the others", "compute, ms", "exchanged, MB", "exchange, ms", "peak GB a GPU"]
+    return markdown_table(heads, rows)
+
+
 def written(text: str) -> str:
     """The page with its generated parts."""
-    plans = [plan_of(name, gpus) for name in RECIPES for gpus in GPUS]
-    for name, content in tables(plans):
+    plans = [plan for name in RECIPES for plan in plans_of(name)]
+    for name, content in (*tables(plans), ("million", million_table())):
         text = fill_between(text, BEGIN.format(name=name), END.format(name=name), content, "docs/scale.md")
     return text
 

@@ -5,7 +5,8 @@
 
 of T queries and S keys; causal attention has half of the FLOPs. Short sequences do not reach the full speed, `FLASH`
 and `FLASH_CAUSAL` of a GPU, but S / (S + 160) of it, causal ones S / (S + 450): curves near what is reported of
-FlashAttention-2 with heads of 64, all its launches together. The count has FLOPs over this share.
+FlashAttention-2 with heads of 64, all its launches together. The count has FLOPs over this share. In float32 a kernel
+of the same bytes multiplies without tensor cores.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu.hardware import FLASH, FLASH_CAUSAL
+from benchmarks.gpu.hardware import FLASH, FLASH_CAUSAL, FLOAT32
 
 RAMP, RAMP_CAUSAL = 160, 450
 STATISTIC_BYTES = 4  # the logarithm of a query's sum, in float32
@@ -37,7 +38,9 @@ def modelled_attention(record: Record) -> Iterator[None]:
         is_causal: bool = False,
     ) -> Tensor:
         assert attn_mask is None, "the flash kernel takes no mask"
-        return _Flash.apply(*(one.to(torch.bfloat16) for one in (q, k, v)), is_causal, record)
+        if torch.is_autocast_enabled("cuda"):
+            q, k, v = (one.to(torch.get_autocast_dtype("cuda")) for one in (q, k, v))
+        return _Flash.apply(q, k, v, is_causal, record)
 
     with patch.object(F, "scaled_dot_product_attention", attend):
         yield
@@ -72,6 +75,8 @@ def _like(x: Tensor, width: int) -> Tensor:
 def _flops(q: Tensor, k: Tensor, v: Tensor, causal: bool, factor: float) -> tuple[tuple[str, int], ...]:
     keys = k.shape[2]
     products = 2 * q.numel() * keys + 2 * q.numel() // q.shape[-1] * v.shape[-1] * keys
+    if q.dtype == torch.float32:
+        return ((FLOAT32, round(factor * products / (2 if causal else 1))),)
     share = keys / (keys + (RAMP_CAUSAL if causal else RAMP))
     return ((FLASH_CAUSAL if causal else FLASH, round(factor * products / share / (2 if causal else 1))),)
 

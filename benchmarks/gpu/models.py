@@ -1,4 +1,4 @@
-"""Counts a training pass of a whole model, with the loss of its task, under bfloat16 autocast on full batches."""
+"""Counts a training pass of a whole model, with the loss of its task, on full batches."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,8 +48,13 @@ class Training:
         return (UPDATE_LAUNCHES - 1) * gpu.launch + gpu.seconds(moved, {FLOAT32: UPDATE_FLOPS * self.parameters})
 
 
-def count_training(config: Mapping[str, Any], tokens: int, length: int) -> Training:
-    """config: of a model, complete; tokens: about those of a batch, of each side; images have a length of their own."""
+def count_training(
+    config: Mapping[str, Any], tokens: int, length: int, dtype: torch.dtype = torch.bfloat16
+) -> Training:
+    """config: of a model, complete; tokens: about those of a batch, of each side; images have a length of their own.
+
+    dtype: of autocast; float32 is none.
+    """
     config = lengthen_config(dict(config), length)
     with torch.device("meta"):
         model = build_from_config(config)
@@ -61,7 +66,7 @@ def count_training(config: Mapping[str, Any], tokens: int, length: int) -> Train
         move_to_fake_cuda(model.train())
         given = {name: torch.empty(one.shape, dtype=one.dtype, device=DEVICE) for name, one in inputs.items()}
         with counting() as counter, _zipf_tails(model, counter):
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
                 loss, aux = task.model_loss(model, given)
             counter.phase = "backward"
             total = loss.total if aux is None else loss.total + aux.sum()
