@@ -206,10 +206,7 @@ EXCHANGES: dict[str, tuple[str, int]] = {
     "eva, causal, windows and chunks of 64": ("key and value of every chunk before", 2 * CHUNKS * DIM * HALF),
     "lara, 49 landmarks": ("sums of landmarks and of their values", 3 * LANDMARKS * DIM * SINGLE),
     "performer, 64 features": ("the sum over keys", STATE * SINGLE),
-    "performer, causal, 64 features": (
-        "the state before its first token",
-        HEADS * FEATURES * (HEAD_WIDTH + 1) * SINGLE,
-    ),
+    "performer, causal, 64 features": ("the state before its first token", STATE * SINGLE),
     "primal": ("norms of queries and keys", 2 * DIM * SINGLE),
     "primal, causal": ("running sums of squares before its first token", 2 * DIM * SINGLE),
 }

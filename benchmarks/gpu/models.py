@@ -70,7 +70,7 @@ def count_training(
                 loss, aux = task.model_loss(model, given)
             counter.phase = "backward"
             total = loss.total if aux is None else loss.total + aux.sum()
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
     sides = 2 if config["kind"] == "encoder-decoder" else 1
     return Training(model.parameter_count(), sides * batch * length, counter.kernels, counter.peak, counter.waits)
 

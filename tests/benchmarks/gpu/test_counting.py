@@ -1,7 +1,7 @@
 """What is counted on fake GPU tensors, and what follows from it: the scale plan and the pages.
 
-Counting leaves a CUDA guard in the process (`tools/cuda_guard`), so the `check_` functions of the files `counted_*.py` run in
-a process of their own.
+Counting leaves a CUDA guard in the process (`tools/cuda_guard`), so the `check_` functions of the files `counted_*.py`
+run in a process of their own.
 """
 
 import importlib.util
