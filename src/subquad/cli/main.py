@@ -26,6 +26,7 @@ from subquad.cli.import_ import import_
 from subquad.cli.info import info
 from subquad.cli.merge import merge
 from subquad.cli.output import Command, Group, styled
+from subquad.cli.recipes import recipes
 from subquad.cli.train import train
 from subquad.cli.translate import translate
 from subquad.packages import PLUGINS, name_plugins, plugins
@@ -72,6 +73,7 @@ app.command(cls=Command)(takes_plugins(classify))
 app.command("import", cls=Command)(import_)
 app.command(cls=Command)(takes_plugins(export))
 app.add_typer(data, name="data")
+app.command(cls=Command)(recipes)
 app.command(cls=Command)(takes_plugins(info))
 app.command(cls=Command)(takes_plugins(compare))
 app.command(cls=Command)(merge)

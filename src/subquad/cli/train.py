@@ -1,18 +1,19 @@
 """`subquad train`: a recipe, changes to it, a run directory."""
 
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subquad.cli.options import RecipeFile
 from subquad.cli.output import is_rank_zero, print_table
+from subquad.cli.recipes import FromCommand, read_command
 from subquad.processes import exit_on_sigterm, interruptible
 
 if TYPE_CHECKING:
-    from subquad.api import DryRun
+    from subquad.api import DryRun, RecipeLike
     from subquad.train.profiler import Profile
 
 BETWEEN_UPDATES = "what the run directory has is kept, and the same command goes on from it"
@@ -20,7 +21,10 @@ VOCABULARIES = ("vocab", "source_vocab", "target_vocab")
 
 
 def train(
-    recipe: RecipeFile,
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="RECIPE", help="A recipe, which is a YAML file. The folder recipes/ has examples."),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Argument(
@@ -34,6 +38,7 @@ def train(
             "that is in a run directory."
         ),
     ] = None,
+    from_: FromCommand = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check recipe and data, print the size and memory of the model, and stop."),
@@ -53,6 +58,7 @@ def train(
     subquad train recipes/small/digits.yaml
     subquad train recipes/small/phrases.yaml model.encoder.mixer=eva --out runs/eva
     subquad train recipes/small/phrases.yaml train.updates=500 --dry-run
+    subquad train --from 'fairseq-train data-bin/iwslt14 -a lightconv_iwslt_de_en --max-update 50000 --max-tokens 4000'
     subquad train runs/eva/recipe.yaml --out runs/eva train.updates=4000
     torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml train.accumulate=2 --out runs/two
     """
@@ -60,19 +66,38 @@ def train(
     from subquad.progress import format_metrics
 
     given = [*(changes or [])]
+    chosen, given, out = _choose_recipe(recipe, given, from_, out)
     if dry_run:
-        _show_dry_run(api.dry_run(recipe, *given))
+        _show_dry_run(api.dry_run(chosen, *given))
         return
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     with interruptible(sigterm=alone), nullcontext() if alone else exit_on_sigterm(BETWEEN_UPDATES):
         if profile is not None:
-            found = api.profile(recipe, *given, updates=profile, out=out)
+            found = api.profile(chosen, *given, updates=profile, out=out)
             if is_rank_zero():
-                _show_profile(found, api.run_folder(recipe, out))
+                _show_profile(found, api.run_folder(chosen, out))
             return
-        run = api.train(recipe, *given, out=out)
+        run = api.train(chosen, *given, out=out)
         if is_rank_zero():  # it reads checkpoints, and a signal must end that, too, as it ends everything before
             print(f"{run.folder}: {format_metrics(run.metrics)} after {run.updates:,} updates")
+
+
+def _choose_recipe(
+    recipe: Path | None, changes: list[str], command: str | None, out: Path | None
+) -> "tuple[RecipeLike, list[str], Path | None]":
+    """The recipe that is named, or that of a command of an original program; with --from all words are changes."""
+    if command is None:
+        if recipe is None:
+            raise ValueError("say what to train: a recipe, or --from and a command line of an original program")
+        return recipe, changes, out
+    converted = read_command(command)
+    if converted.recipe is None:
+        raise ValueError(
+            f"--from: this command of {converted.original} trains nothing; `subquad recipes --from` shows it"
+        )
+    for line in [*converted.notes, *(f"{words}: {why}" for words, why in converted.unsupported.items())]:
+        print(f"note: {line}", file=sys.stderr)
+    return converted.recipe, [*([] if recipe is None else [str(recipe)]), *changes], out or Path(converted.run)
 
 
 def _show_profile(profile: "Profile", folder: Path) -> None:

@@ -1,0 +1,75 @@
+"""Command lines of the original programs, as recipes and commands of subquad.
+
+    convert_commands("fairseq-train data-bin/iwslt14 -a lightconv_iwslt_de_en --dropout 0.3 ...").to_text().to_yaml()
+
+Nothing of the command is executed. What it trains becomes a recipe whose lines name the flags that they came from; what
+has no counterpart is listed with the reason.
+"""
+
+from pathlib import Path
+
+from subquad.interop.commands import efficient_attention, fairseq_tools, fairseq_train, linformer, primal
+from subquad.interop.commands.conversion import RECIPE as RECIPE
+from subquad.interop.commands.conversion import Conversion as Conversion
+from subquad.interop.commands.shell import Invocation, split_commands
+
+PROGRAMS = {
+    "fairseq-train": fairseq_train.convert_training,
+    "fairseq-generate": fairseq_tools.convert_generation,
+    "fairseq-interactive": fairseq_tools.convert_generation,
+    "fairseq-validate": fairseq_tools.convert_generation,
+    "fairseq-eval-lm": fairseq_tools.convert_language_evaluation,
+    "fairseq-preprocess": fairseq_tools.convert_preparation,
+    "average_checkpoints": fairseq_tools.convert_averaging,
+}
+SCRIPTS = {name.removeprefix("fairseq-").replace("-", "_"): name for name in PROGRAMS if name.startswith("fairseq-")}
+"""The programs of fairseq as modules of fairseq_cli."""
+
+
+BUILDS = ("build", "setup", "cuda_function_gen")
+"""Scripts that build containers and kernels."""
+
+
+def convert_commands(text: str, folder: Path = Path()) -> Conversion:
+    """Converts a text of commands into one conversion: at most one training, and what follows it."""
+    found = convert_command(text, folder)
+    trainings = [one for one in found if one.recipe is not None]
+    if len(trainings) > 1:
+        raise ValueError(f"these are {len(trainings)} trainings; give one at a time, with what belongs to it")
+    first, *rest = [*trainings, *(one for one in found if one.recipe is None)]
+    for one in rest:
+        first.commands += one.commands
+        first.notes += [note for note in one.notes if note not in first.notes]
+        first.unsupported |= one.unsupported
+    return first
+
+
+def convert_command(text: str, folder: Path = Path()) -> list[Conversion]:
+    """Converts a text of one or several commands. folder: where relative paths of configs begin."""
+    return [_convert(invocation, folder) for invocation in split_commands(text)]
+
+
+def _convert(invocation: Invocation, folder: Path) -> Conversion:
+    name = invocation.name
+    if primal.is_primal(invocation):
+        return primal.convert(invocation)
+    if "fairseq_cli" in invocation.program and name in SCRIPTS:
+        invocation = Invocation(SCRIPTS[name], invocation.words, invocation.processes, invocation.gpus)
+        return PROGRAMS[invocation.program](invocation)
+    if name in PROGRAMS:
+        return PROGRAMS[name](invocation)
+    if name in BUILDS:
+        return Conversion(
+            invocation.program, notes=["Nothing has to be built: kernels compile when they are first used."]
+        )
+    if name == "main" and invocation.program.endswith(".sh"):
+        return efficient_attention.convert_script(invocation)
+    if name == "main" and any(word in ("--attn-name", "--model") for word in invocation.words):
+        return efficient_attention.convert_images(invocation)
+    if name == "run" and invocation.program.endswith(".sh"):
+        return linformer.convert(invocation, folder)
+    if name in ("train_my", "train_mt", "compare_performance", "pretokenize_dataset", "evaluate"):
+        moved = Invocation("run.sh", (invocation.program, *invocation.words), invocation.processes, invocation.gpus)
+        return linformer.convert(moved, folder)
+    known = ", ".join([*PROGRAMS, "main.sh", "main.py", "train_efficiency.py", "run.sh"])
+    raise ValueError(f"{invocation.program}: this program is not known; those that are: {known}")

@@ -1,0 +1,130 @@
+"""Programs of fairseq that train nothing: generate, interactive, validate, eval-lm, preprocess, average_checkpoints."""
+
+import shlex
+from pathlib import PurePosixPath
+from typing import Any
+
+from subquad.interop.commands.conversion import RECIPE, Conversion
+from subquad.interop.commands.fairseq_flags import AVERAGING, GENERATION, PREPARATION
+from subquad.interop.commands.fairseq_train import run_folder
+from subquad.interop.commands.flags import Arguments, Flag, key, read_arguments
+from subquad.interop.commands.shell import Invocation
+
+DECODING = {
+    name: flag.fields.removeprefix("decode.")
+    for name, flag in GENERATION.items()
+    if flag.fields.startswith("decode.") and name != "--max-sentences"
+}
+
+
+def convert_generation(invocation: Invocation) -> Conversion:
+    """Converts fairseq-generate, fairseq-interactive and fairseq-validate."""
+    arguments = read_arguments(
+        invocation.words, GENERATION | {"--remove-bpe": _remove_bpe(invocation)}, invocation.name
+    )
+    run, checkpoint, imported = checkpoint_words(
+        str(arguments.get("path", "checkpoints/checkpoint_best.pt")), arguments
+    )
+    changes = [
+        f"decode.{option}={arguments.get(flag)}"
+        for name, option in DECODING.items()
+        if (flag := key(name)) in arguments
+    ]
+    if "interactive" in invocation.name:
+        command = ["translate", run, "--checkpoint", checkpoint, *_translate_options(arguments)]
+        source = arguments.get("input")
+        shown = f"subquad {shlex.join(command)} < {source or 'INPUT'}"
+    else:
+        split = str(arguments.get("gen_subset", "test" if "generate" in invocation.name else "valid"))
+        shown = f"subquad {shlex.join(['evaluate', run, '--checkpoint', checkpoint, '--split', split, *changes])}"
+    notes = [f"A checkpoint that fairseq wrote becomes a run first: {imported}"]
+    return Conversion(invocation.name, commands=[shown], unsupported=dict(arguments.unsupported), notes=notes)
+
+
+def convert_language_evaluation(invocation: Invocation) -> Conversion:
+    """Converts fairseq-eval-lm."""
+    arguments = read_arguments(invocation.words, GENERATION, "fairseq-eval-lm")
+    run, checkpoint, imported = checkpoint_words(
+        str(arguments.get("path", "checkpoints/checkpoint_best.pt")), arguments
+    )
+    words = ["evaluate", run, "--checkpoint", checkpoint, "--split", str(arguments.get("gen_subset", "test"))]
+    words += ["--context-window", str(arguments.get("context_window", 0))]
+    if "tokens_per_sample" in arguments:
+        words.append(f"data.blocks.tokens_per_sample={arguments.get('tokens_per_sample')}")
+    notes = [f"A checkpoint that fairseq wrote becomes a run first: {imported}"]
+    unsupported = dict(arguments.unsupported)
+    return Conversion(
+        "fairseq-eval-lm", commands=[f"subquad {shlex.join(words)}"], unsupported=unsupported, notes=notes
+    )
+
+
+def convert_averaging(invocation: Invocation) -> Conversion:
+    """Converts scripts/average_checkpoints.py."""
+    arguments = read_arguments(invocation.words, AVERAGING, "average_checkpoints.py")
+    inputs = [str(arguments.get("inputs", "")), *arguments.positional]
+    words = ["average", run_folder(inputs[0])]
+    for flag, option in (("num_epoch_checkpoints", "--epochs"), ("num_update_checkpoints", "--updates")):
+        if flag in arguments:
+            words += [option, str(arguments.get(flag))]
+    if "checkpoint_upper_bound" in arguments:
+        words += ["--up-to", str(arguments.get("checkpoint_upper_bound"))]
+    if len(inputs) > 1 or inputs[0].endswith(".pt"):
+        folder = str(PurePosixPath(inputs[0]).parent)
+        words = ["average", run_folder(folder), *(PurePosixPath(path).stem for path in inputs)]
+    notes = ["The average is the checkpoint `average` of the run; --name gives it another name."]
+    unsupported = dict(arguments.unsupported)
+    return Conversion(
+        "average_checkpoints.py", commands=[f"subquad {shlex.join(words)}"], unsupported=unsupported, notes=notes
+    )
+
+
+def convert_preparation(invocation: Invocation) -> Conversion:
+    """Converts fairseq-preprocess: text needs no step before training, and a folder that exists is read as it is."""
+    arguments = read_arguments(invocation.words, PREPARATION, "fairseq-preprocess")
+    languages = [str(arguments.get(name)) for name in ("source_lang", "target_lang") if name in arguments]
+    splits: dict[str, Any] = {}
+    for split, flag in (("train", "trainpref"), ("valid", "validpref"), ("test", "testpref")):
+        if flag in arguments:
+            files = [f"{arguments.get(flag)}.{language}" for language in languages] or [str(arguments.get(flag))]
+            splits[split] = files if len(files) > 1 else files[0]
+    shown = " ".join(f"data.splits.{split}={_flow_list(files)}" for split, files in splits.items())
+    folder = arguments.get("destdir", "data-bin")
+    command = f"subquad data prepare {RECIPE} {shown}".rstrip()
+    notes = [
+        f"Nothing has to be prepared: `subquad train` does it. If the folder {folder} exists, it can be read as it is: "
+        f"data.fairseq={folder}."
+    ]
+    return Conversion("fairseq-preprocess", commands=[command], unsupported=dict(arguments.unsupported), notes=notes)
+
+
+def checkpoint_words(path: str, arguments: Arguments) -> tuple[str, str, str]:
+    """The run of a checkpoint, its name there, and the command that imports one of the original's."""
+    place = PurePosixPath(path.split(":")[0])
+    run = run_folder(str(place.parent))
+    name = place.stem.removeprefix("checkpoint").strip("_.")
+    checkpoint = {"best": "best", "last": "last", "": "last"}.get(name, "average" if "avg" in name else name)
+    imported = ["import", path, "--out", run]
+    if "bpe_codes" in arguments:
+        imported += ["--codes", str(arguments.get("bpe_codes"))]
+    return run, checkpoint, f"subquad {shlex.join(imported)}"
+
+
+def _translate_options(arguments: Arguments) -> list[str]:
+    options = {"beam": "--beam", "nbest": "--nbest", "lenpen": "--lenpen"}
+    words = [
+        word for flag, option in options.items() if flag in arguments for word in (option, str(arguments.get(flag)))
+    ]
+    return words + (["--alignments"] if "print_alignment" in arguments else [])
+
+
+def _remove_bpe(invocation: Invocation) -> Flag:
+    """--remove-bpe stands with or without a value."""
+    flag = GENERATION["--remove-bpe"]
+    words = list(invocation.words)
+    place = words.index("--remove-bpe") if "--remove-bpe" in words else None
+    alone = place is not None and (place + 1 == len(words) or words[place + 1].startswith("-"))
+    return flag._replace(switch=alone)
+
+
+def _flow_list(files: Any) -> str:
+    return f"[{','.join(files)}]" if isinstance(files, list) else str(files)

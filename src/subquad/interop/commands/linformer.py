@@ -1,0 +1,142 @@
+"""crybot/linformer: `./run.sh SCRIPT --config FILE.yaml`, with the config read from its file."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from subquad.files import read_yaml
+from subquad.interop.commands.conversion import RECIPE, Conversion
+from subquad.interop.commands.flags import Arguments, Flag, read_arguments
+from subquad.interop.commands.shell import Invocation
+from subquad.models import PRESETS
+
+Data = dict[str, Any]
+FLAGS = {"--config": Flag("the recipe"), "--checkpoint": Flag("RUN of `subquad evaluate`")}
+FILES = "data/wmt14_en_de_csv/wmt14_translate_de-en"
+LENGTHS = [2**power for power in range(8, 15)]
+TOKENS = 16384
+
+
+def convert(invocation: Invocation, folder: Path) -> Conversion:
+    """Converts a script of the program. folder: where its relative paths begin."""
+    script = Path(invocation.words[0]).stem if invocation.words and invocation.words[0].endswith(".py") else ""
+    arguments = read_arguments(invocation.words[1:], FLAGS, script or "run.sh")
+    if script in ("train_my", "train_mt", "train"):
+        return _convert_training(_read_config(arguments, folder), arguments)
+    if script == "compare_performance":
+        return _convert_measurement(_read_config(arguments, folder), arguments)
+    if script == "evaluate":
+        return _convert_evaluation(arguments)
+    if script == "pretokenize_dataset":
+        note = "Nothing has to be tokenised before: `subquad train` does it once, and keeps the tokens in the run."
+        return Conversion("crybot/linformer", commands=[f"subquad data prepare {RECIPE}"], notes=[note])
+    known = "train_my.py, compare_performance.py, evaluate.py and pretokenize_dataset.py"
+    raise ValueError(
+        f"run.sh: {invocation.words[0] if invocation.words else 'no script'}: those that are known are {known}"
+    )
+
+
+def _read_config(arguments: Arguments, folder: Path) -> Data:
+    if "config" not in arguments:
+        raise ValueError("run.sh: the script needs --config FILE.yaml")
+    path = folder / str(arguments.get("config"))
+    content = read_yaml(path, "config of crybot/linformer, which the command names:")
+    missing = [name for name in ("model", "training", "dataset") if not isinstance(content.get(name), Mapping)]
+    if missing:
+        raise ValueError(
+            f"{path}: a config of crybot/linformer has sections model, training and dataset; {missing[0]} is missing"
+        )
+    return dict(content)
+
+
+def _convert_training(config: Mapping[str, Any], arguments: Arguments) -> Conversion:
+    training, schedule = config["training"], config["training"].get("lr_scheduler", {})
+    length, epochs = int(config["dataset"]["max_length"]), int(training["epochs"])
+    recipe: Data = {
+        "task": "translation",
+        "data": {
+            "splits": {
+                split: {"files": [f"{FILES}_{name}.csv"], "columns": ["en", "de"]}
+                for split, name in (("train", "train"), ("valid", "validation"), ("test", "test"))
+            },
+            "tokenizer": {"kind": "file", "path": "data/bart/tokenizer.json"},
+            "max_length": length - 1,
+        },
+        "model": _model(config["model"], length),
+        "optim": {"name": "adamw", "betas": [0.9, 0.999]},
+        "schedule": {
+            "kind": "cosine-epochs" if schedule.get("cosine_annealing") else "constant",
+            "lr": float(training["learning_rate"]),
+            "warmup_updates": int(schedule.get("warmup_steps", 0)),
+            "warmup_init": 1e-7,
+        },
+        "train": {
+            "epochs": epochs,
+            "budget": {"max_tokens": None, "max_sentences": int(training["batch_size"])},
+            "seed": 42,
+            "precision": "float16",
+        },
+    }
+    if schedule.get("cosine_annealing"):
+        recipe["schedule"] |= {"min_lr": float(schedule["min_lr"]), "epochs": int(schedule.get("cosine_tmax", epochs))}
+    origins = {
+        "train.epochs": "training.epochs",
+        "train.budget.max_sentences": "training.batch_size",
+        "schedule.lr": "training.learning_rate",
+        "schedule.warmup_updates": "training.lr_scheduler.warmup_steps",
+        "schedule.min_lr": "training.lr_scheduler.min_lr",
+        "schedule.epochs": "training.lr_scheduler.cosine_tmax",
+        "data.max_length": "dataset.max_length, of which one is eos",
+        "model.preset": "model",
+    }
+    notes = [
+        "All of the training file is used, in random order; the original takes its first half, unshuffled.",
+        "Pairs of more than max_length tokens are left out and counted, where the original cuts them.",
+    ]
+    run = f"runs/{Path(str(arguments.get('config'))).stem}"
+    commands = [f"subquad {shlex.join(['train', RECIPE, '--out', run])}", f"subquad evaluate {run} --split test"]
+    return Conversion("crybot/linformer", recipe, origins, commands, notes=notes)
+
+
+def _model(model: Mapping[str, Any], length: int) -> Data:
+    """The preset of the original's model, with what its config changes."""
+    proj_k = int(model["k"]) if str(model.get("type", "")).lower().startswith("linformer") else None
+    preset = "vanilla_translation" if proj_k is None else "linformer_translation_k32"
+    named = f"linformer_translation_k{proj_k}"
+    preset = named if named in PRESETS else preset
+    base = PRESETS[preset]
+    changes: Data = {} if int(model["dim"]) == base["dim"] else {"dim": int(model["dim"])}
+    for side in ("encoder", "decoder"):
+        own = {"layers": int(model["n_layers"]), "heads": int(model["n_heads"]), "ffn_dim": int(model["mlp_dim"])}
+        changed = {name: value for name, value in own.items() if value != base[side][name]}
+        part = "mixer" if side == "encoder" else "cross"
+        read = base[side][part] | ({} if proj_k is None else {"proj_k": proj_k, "max_length": length})
+        if read != base[side][part]:
+            changed[part] = read
+        if changed:
+            changes[side] = changed
+    return {"preset": preset, **changes}
+
+
+def _convert_measurement(config: Mapping[str, Any], arguments: Arguments) -> Conversion:
+    """compare_performance.py: the time of a forward pass by length, of a whole model or of its encoder alone."""
+    model = config["model"]
+    longest = int(config["dataset"]["max_length"])
+    lengths = ",".join(str(length) for length in LENGTHS if length <= longest)
+    chosen = _model(model, longest)
+    part = ["--part", "encoder"] if model.get("encoder_only") else []
+    sizes = [f"model.{side}.{name}.max_length={longest}" for side, name in (("encoder", "mixer"), ("decoder", "cross"))]
+    sizes = sizes if "linformer" in chosen["preset"] else []
+    words = ["bench", "--preset", chosen["preset"], *part, "--lengths", lengths, "--tokens", str(TOKENS), *sizes]
+    csv = f"{Path(str(arguments.get('config'))).stem}.csv"
+    return Conversion("crybot/linformer", commands=[f"subquad {shlex.join([*words, '--out', csv])}"])
+
+
+def _convert_evaluation(arguments: Arguments) -> Conversion:
+    checkpoint = str(arguments.get("checkpoint", "CHECKPOINT"))
+    notes = [
+        "A checkpoint that the original stored at Weights & Biases is downloaded and imported first, with the config "
+        "of its training beside it: subquad import checkpoint.pt --out runs/imported"
+    ]
+    return Conversion("crybot/linformer", commands=[f"subquad evaluate wandb:{checkpoint} --split test"], notes=notes)

@@ -1,0 +1,243 @@
+"""Commands of the original programs become recipes that train what they trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from subquad.cli.main import run as command
+from subquad.interop.commands import Conversion, convert_command, convert_commands
+from subquad.interop.commands.shell import split_commands
+from subquad.mixers import Mixer
+from subquad.models import build_from_config
+from subquad.train.recipe import Recipe, read_recipe
+from subquad.train.schedules import Schedule
+from tests.data.fairseq_files import numbered, write_dictionary, write_mmap
+from tests.interop.commands import seeds
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = Path(__file__).parents[2] / "golden"
+COUNTED_ELSEWHERE = {
+    "wmt14_en_de_eva_32": 60_966_784,
+    "wikitext103_causal_eva_16": 247_471_104,
+    "wikitext103_causal_eva_32": 449_548_288,
+}
+"""Parameters of the original programs' models, counted there."""
+
+
+def recipe_of(conversion: Conversion) -> Recipe:
+    """The recipe as a user would read it: written as YAML, and read again."""
+    return Recipe.parse("converted", yaml.safe_load(conversion.to_text()))
+
+
+def shipped(name: str) -> Recipe:
+    return read_recipe(ROOT / "recipes" / f"{name}.yaml")
+
+
+def meta_model(recipe: Recipe) -> Any:
+    with torch.device("meta"):
+        return build_from_config(recipe.model_data({}))
+
+
+def layers(recipe: Recipe) -> tuple[Any, list[Any]]:
+    """The config of the model, and that of every mixer, with all defaults filled in."""
+    model = meta_model(recipe)
+    mixers = [(name, part.name, part.config) for name, part in model.named_modules() if isinstance(part, Mixer)]
+    return without_mixers(model.config.model_dump()), mixers
+
+
+def without_mixers(content: Any) -> Any:
+    if isinstance(content, list | tuple):
+        return [without_mixers(part) for part in content]
+    if not isinstance(content, dict):
+        return content
+    return {name: without_mixers(part) for name, part in content.items() if name not in ("mixer", "cross")}
+
+
+def rates(recipe: Recipe) -> list[float]:
+    """The learning rates of 20 updates at the start, and of some along the whole curve."""
+    schedule = Schedule(recipe.schedule, recipe.train.updates, recipe.train.epochs)
+    last = recipe.train.updates or 1000
+    updates = [*range(20), *(last * step // 50 for step in range(50))]
+    return [schedule.learning_rate(update, update // 100) for update in updates]
+
+
+def assert_same_training(found: Recipe, expected: Recipe) -> None:
+    """Model, optimiser, learning rates, batches and loss are the same; data and logs may differ."""
+    assert found.task == expected.task
+    assert layers(found) == layers(expected)
+    assert found.optim == expected.optim
+    assert rates(found) == pytest.approx(rates(expected), rel=1e-12)
+    assert found.schedule.stop_lr == expected.schedule.stop_lr
+    apart = {"log_every", "validate_every", "data_workers", "precision"}
+    assert found.train.model_dump(exclude=apart) == expected.train.model_dump(exclude=apart)
+    assert (found.train.precision == "float32") == (expected.train.precision == "float32")
+
+
+@pytest.mark.parametrize("name", seeds.TRAININGS)
+def test_a_command_is_the_recipe_that_ships(name: str) -> None:
+    assert_same_training(recipe_of(convert_commands(seeds.TRAININGS[name])), shipped(name))
+
+
+@pytest.mark.parametrize("name", seeds.LINFORMER)
+def test_a_config_of_crybot_is_the_recipe_that_ships(name: str, tmp_path: Path) -> None:
+    config, proj_k = seeds.LINFORMER[name]
+    write_config(tmp_path / f"configs/{config}.yaml", proj_k)
+    text = f"./build.sh && ./run.sh src/train_my.py --config configs/{config}.yaml"
+    found = convert_command(text, tmp_path)
+    assert_same_training(recipe_of(found[-1]), shipped(name))
+    assert recipe_of(found[-1]).data == shipped(name).data
+
+
+def write_config(path: Path, proj_k: int | None) -> None:
+    """A config as crybot/linformer's are."""
+    model: dict[str, Any] = {"type": "Vanilla transformer" if proj_k is None else "Linformer"}
+    model |= {"dim": 512, "mlp_dim": 2048, "n_heads": 8, "n_layers": 6} | ({} if proj_k is None else {"k": proj_k})
+    schedule = {"warmup_steps": 4000, "cosine_annealing": True, "cosine_tmax": 10, "min_lr": 1e-6}
+    training = {"epochs": 10, "batch_size": 88, "learning_rate": 1e-4, "lr_scheduler": schedule}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({"model": model, "training": training, "dataset": {"max_length": 256}}))
+
+
+# ---------------------------------------------------------------------- against numbers of the originals
+
+
+@pytest.mark.parametrize("name", COUNTED_ELSEWHERE)
+def test_a_model_has_the_parameters_of_the_original(name: str) -> None:
+    assert meta_model(recipe_of(convert_commands(seeds.TRAININGS[name]))).parameter_count() == COUNTED_ELSEWHERE[name]
+
+
+@pytest.mark.parametrize("name", seeds.IMAGE_COMMANDS)
+def test_an_image_model_has_the_parameters_of_the_original(name: str) -> None:
+    counts = json.loads((GOLDEN / "efficient-attention/param_counts.json").read_text())
+    size, _, mechanism = name.removeprefix("imagenet_").rpartition("_")
+    found = meta_model(recipe_of(convert_commands(seeds.IMAGE_COMMANDS[name]))).parameter_count()
+    assert found == counts[f"{size.replace('pvt_v2_b3', 'pvt_medium2')}/{mechanism}"]
+
+
+# ---------------------------------------------------------------------- commands that train nothing
+
+
+def test_averaging_and_generating() -> None:
+    text = f"SAVE=save/dynamic_conv_iwslt\n{seeds.AVERAGE}\n{seeds.GENERATE}"
+    average, generate = convert_command(text)
+    assert average.commands == ["subquad average runs/dynamic_conv_iwslt --epochs 10"]
+    assert generate.commands == [
+        "subquad evaluate runs/dynamic_conv_iwslt --checkpoint average --split test decode.batch_sentences=128 "
+        "decode.beam=4 decode.lenpen=1"
+    ]
+    assert "subquad import save/dynamic_conv_iwslt/checkpoint_last10_avg.pt" in generate.notes[0]
+
+
+def test_what_follows_a_training_is_listed_with_it() -> None:
+    found = convert_commands(f"{seeds.IWSLT}\n{seeds.AVERAGE}\n{seeds.GENERATE}")
+    assert [line.split()[1] for line in found.commands] == ["train", "average", "evaluate"]
+    assert recipe_of(found).checkpoints.keep_epochs == 10
+
+
+def test_the_script_scores_what_it_was_given() -> None:
+    (wmt,) = convert_command(seeds.INFERENCE["wmt"])
+    assert wmt.commands == [
+        "subquad evaluate runs/ckpt --checkpoint average --split test decode.beam=4 decode.lenpen=0.6 "
+        "decode.max_len_a=1 decode.max_len_b=50"
+    ]
+    (language,) = convert_command(seeds.INFERENCE["wikitext103"])
+    assert len(language.commands) == 6
+    assert language.commands[-1] == "subquad evaluate runs/ckpt --checkpoint last --split valid --context-window 480"
+
+
+def test_the_efficiency_test_measures_the_recipe() -> None:
+    (found,) = convert_command(seeds.PRIMAL_EFFICIENCY)
+    assert_same_training(recipe_of(found), shipped("wikitext103_primal"))
+    assert found.commands[0].startswith("subquad bench --recipe")
+
+
+# ---------------------------------------------------------------------- the shell
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "processes", "gpus"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1 fairseq-train d --arch a", "fairseq-train", 1, 2),
+        ("torchrun --nproc_per_node=4 --nnodes 2 $(which fairseq-train) d", "fairseq-train", 8, None),
+        ("python3 -m torch.distributed.run --nproc-per-node 2 -m fairseq_cli.train d", "fairseq_cli.train", 2, None),
+        ("nohup python -u fairseq_cli/train.py d > log.txt 2>&1 &", "fairseq_cli/train.py", 1, None),
+        ("cd fairseq; X=train; python3 -m fairseq_cli.$X d # the rest", "fairseq_cli.train", 1, None),
+    ],
+)
+def test_the_program_of_a_line(text: str, program: str, processes: int, gpus: int | None) -> None:
+    (found,) = split_commands(text)
+    assert (found.program, found.processes, found.gpus) == (program, processes, gpus)
+    assert found.words[0] == "d"
+
+
+def test_batches_of_all_processes_count() -> None:
+    base = "fairseq-train d --arch lightconv_iwslt_de_en --optimizer adam --max-update 9 --update-freq 2"
+    for prefix, expected in (("", 2), ("CUDA_VISIBLE_DEVICES=0,1,2 ", 6), ("torchrun --nproc_per_node 4 ", 8)):
+        assert recipe_of(convert_commands(prefix + base)).train.accumulate == expected
+
+
+# ---------------------------------------------------------------------- what is wrong, and what is missing
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fairseq-train d --arch lightconv_iwslt_de_eng", "did you mean 'lightconv_iwslt_de_en'"),
+        ("fairseq-train d --max-update 3", "names no --arch"),
+        ("fairseq-train d --task speech_to_text --arch x", "the task speech_to_text has no counterpart"),
+        ("fairseq-train d --arch lightconv_iwslt_de_en --encoder-glu maybe", "--encoder-glu maybe: a truth value is"),
+        ("fairseq-train d --arch lightconv_iwslt_de_en --max-tokens", "--max-tokens needs a value"),
+        ("bash main.sh -d cifar -e TRUE", "-d cifar is unknown"),
+        ("bash main.sh -m evit_huge -d imagenet -e TRUE", "no preset is the model 'evit_huge'"),
+        ("bash main.sh -d wmt -e TRUE --attn-name-encoder fourier", "no mechanism 'fourier'"),
+        ("./run.sh src/train_my.py --config none.yaml", "there is no config of crybot/linformer"),
+        ("make coffee", "make: this program is not known"),
+        ("mkdir x", "this starts no program"),
+        ("fairseq-train 'd", "a quotation mark"),
+        (f"{seeds.IWSLT}\n{seeds.WMT16}", "these are 2 trainings"),
+    ],
+)
+def test_a_mistake_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert_commands(text)
+
+
+def test_flags_without_a_counterpart_are_listed_with_the_reason() -> None:
+    found = convert_commands(f"{seeds.IWSLT} --fp16-scale-window 4 --made-up 3")
+    assert found.unsupported["--ddp-backend=legacy_ddp"] == "train.sharded chooses the engine of several processes"
+    assert "--made-up 3" in found.unsupported
+    assert "# Without a counterpart: --made-up 3" in found.to_text()
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def test_the_command_prints_a_recipe_that_is_read_again(tmp_path: Path, capsys) -> None:
+    (tmp_path / "train.sh").write_text(seeds.IWSLT)
+    assert command(["recipes", "--from", str(tmp_path / "train.sh")]) == 0
+    printed = capsys.readouterr().out
+    assert "# --dropout 0.3" in printed
+    assert_same_training(Recipe.parse("printed", yaml.safe_load(printed)), shipped("iwslt14_de_en_dynamicconv"))
+    assert command(["recipes", "--from", seeds.IWSLT, "--out", str(tmp_path / "my.yaml")]) == 0
+    assert f"subquad train {tmp_path / 'my.yaml'} --out runs/dynamic_conv_iwslt" in (tmp_path / "my.yaml").read_text()
+
+
+def test_a_command_is_trained_in_one_go(tmp_path: Path, capsys, monkeypatch) -> None:
+    """On a folder as fairseq-preprocess writes it, with changes to what the command says."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data-bin/small"
+    folder.mkdir(parents=True)
+    numbers = {side: write_dictionary(folder / f"dict.{side}.txt", ["a", "b", "c"]) for side in ("de", "en")}
+    for split in ("train", "valid"):
+        for side in ("de", "en"):
+            write_mmap(folder / f"{split}.de-en.{side}", numbered(["a b", "c", "b a c", "c c"], numbers[side]))
+    text = "fairseq-train data-bin/small -a lightconv_iwslt_de_en --optimizer adam --lr 0.001 --max-update 2 "
+    text += "--max-tokens 200 --save-dir checkpoints/small --encoder-layers 7"
+    small = ["model.dim=16", "model.encoder.ffn_dim=16", "model.decoder.ffn_dim=16"]
+    assert command(["train", "--from", text, *small]) == 0, capsys.readouterr().err
+    assert "after 2 updates" in capsys.readouterr().out
+    assert read_recipe(tmp_path / "runs/small/recipe.yaml").train.updates == 2
