@@ -2,16 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from subquad.cli.bench_models import bench_preset, bench_recipe
 from subquad.cli.options import AsJson, parse_integer, parse_mechanisms, parse_mixer_options, split_words
 from subquad.cli.output import print_table
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
     from subquad.compare.measure.bench import Row
+    from subquad.compare.measure.lengths import Part
 
 HEADERS = ["length", "mechanism", "inference ms", "x softmax", "training ms", "x softmax"]
 HEADERS += ["inference MiB", "training MiB"]
@@ -44,8 +46,28 @@ def bench(
         list[str] | None,
         typer.Option("--set", metavar="MIXER.OPTION=VALUE", help="Set an option of a mechanism. May be repeated."),
     ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RECIPE",
+            help="Measure real updates of this recipe instead, with each of --mixers in its model, and say what an "
+            "epoch and the run cost. The word `recipe` stands for the recipe's own model.",
+        ),
+    ] = None,
+    updates: Annotated[int, typer.Option(min=1, help="How many updates of a recipe are timed.")] = 20,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Measure the whole model of this preset by length instead of one layer."),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="What of a preset is measured: full, or encoder for its first stack alone.")
+    ] = "full",
+    tokens: Annotated[int, typer.Option(min=1, help="The tokens of a preset's batch, at every length.")] = 16384,
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write every number to this file, as JSON.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every number to this file, as JSON; models also as FILE.csv."),
+    ] = None,
 ) -> None:
     """Measure time and memory of mechanisms by length.
 
@@ -57,6 +79,8 @@ def bench(
     subquad bench
     subquad bench --mixers eva,local,performer --lengths 512,2048 --set eva.window=64 --out bench.json
     subquad bench --causal --device cuda --out result.json
+    subquad bench --recipe recipes/small/speeches.yaml --mixers softmax,eva --updates 20
+    subquad bench --preset linformer_translation_k128 --part encoder --lengths 256,1024,4096 --out lengths.csv
     """
     if out is not None and not out.absolute().parent.is_dir():
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
@@ -73,16 +97,26 @@ def bench(
         if threads < 1:
             raise ValueError(f"--threads must be at least 1 (got {threads})")
         torch.set_num_threads(threads)
+    if recipe is not None:
+        bench_recipe(recipe, split_words(mixers) if mixers != "linear" else ["recipe"], updates, out, as_json)
+        return
+    sizes = [parse_integer("--lengths", word) for word in split_words(lengths)]
+    precision = dtype or default_dtype(torch.device(_check_device(device)))
+    if preset is not None:
+        from subquad.compare.measure.presets import PresetPlan
+
+        bench_preset(PresetPlan(preset, sizes, _check_part(part), tokens, repeats, device, precision), out, as_json)
+        return
     plan = BenchPlan(
         mixers=parse_mechanisms(mixers),
-        lengths=[parse_integer("--lengths", word) for word in split_words(lengths)],
+        lengths=sizes,
         dim=dim,
         heads=heads,
         batch=batch,
         causal=causal,
         repeats=repeats,
-        device=_check_device(device),
-        dtype=dtype or default_dtype(torch.device(device)),
+        device=device,
+        dtype=precision,
         options=parse_mixer_options(set_ or []),
     )
     with Progress(plan.steps) as progress:
@@ -130,6 +164,17 @@ def _numbers(row: "Row") -> list[str]:
         scaled(row.inference_bytes, 2**20, 1),
         scaled(row.training_bytes, 2**20, 1),
     ]
+
+
+def _check_part(name: str) -> "Part":
+    from typing import get_args
+
+    from subquad.compare.measure.lengths import Part
+    from subquad.config import nearest
+
+    if name not in get_args(Part):
+        raise ValueError(f"--part {name}: choose {' or '.join(get_args(Part))}{nearest(name, get_args(Part))}")
+    return cast("Part", name)
 
 
 def _check_device(name: str) -> str:

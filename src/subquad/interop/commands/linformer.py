@@ -126,9 +126,7 @@ def _convert_measurement(config: Mapping[str, Any], arguments: Arguments) -> Con
     lengths = ",".join(str(length) for length in LENGTHS if length <= longest)
     chosen = _model(model, longest)
     part = ["--part", "encoder"] if model.get("encoder_only") else []
-    sizes = [f"model.{side}.{name}.max_length={longest}" for side, name in (("encoder", "mixer"), ("decoder", "cross"))]
-    sizes = sizes if "linformer" in chosen["preset"] else []
-    words = ["bench", "--preset", chosen["preset"], *part, "--lengths", lengths, "--tokens", str(TOKENS), *sizes]
+    words = ["bench", "--preset", chosen["preset"], *part, "--lengths", lengths, "--tokens", str(TOKENS)]
     csv = f"{Path(str(arguments.get('config'))).stem}.csv"
     return Conversion("crybot/linformer", commands=[f"subquad {shlex.join([*words, '--out', csv])}"])
 
