@@ -241,6 +241,21 @@ def test_draws_depend_on_the_seed_alone() -> None:
     assert drawn != draw(model, TEXTS, limit=12, seed=2)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 2.0}, {"top_p": 0.8, "repetition_penalty": 1.5}])
+@pytest.mark.parametrize("every", [3, 8, 100])
+def test_draws_do_not_depend_on_when_ends_are_looked_for(
+    every: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = language_model()
+    at_once = draw(model, TEXTS, limit=80, **options)
+    assert len({len(found.tokens) for found in at_once}) > 1, "texts end at different steps"
+    monkeypatch.setattr("subquad.decode.sample.steps_between_checks", lambda _: every)
+    later = draw(model, TEXTS, limit=80, **options)
+    assert [found.tokens for found in later] == [found.tokens for found in at_once]
+    for ours, theirs in zip(later, at_once, strict=True):
+        assert ours.log_probabilities == pytest.approx(theirs.log_probabilities, abs=1e-5)
+
+
 @pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}])
 def test_the_narrowest_draw_is_greedy(options: dict[str, Any]) -> None:
     model = language_model()

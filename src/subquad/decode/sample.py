@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from subquad.decode.beam import SpecialTokens
+from subquad.decode.beam import SpecialTokens, steps_between_checks
 from subquad.decode.hypotheses import LOG_ZERO, Hypothesis
 from subquad.decode.options import SampleOptions
 from subquad.decode.scoring import Scorer
 from subquad.kernels.vocabulary import largest
+
+DRAWS_AHEAD = 64
+"""For so many steps random numbers are drawn at a time: a draw of one takes as long as that of many."""
 
 
 def sample(
@@ -25,45 +28,103 @@ def sample(
     log_probabilities are the model's own: penalty, temperature, top_k and top_p do not change them. device: the
     scorer's; draws are made on the CPU, so that they are the same on every device.
     """
-    generators = [torch.Generator().manual_seed(options.seed + 1_000_003 * row) for row in range(len(prompts))]
-    texts = [list(tokens) for tokens in prompts]
     found: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     rows = list(range(len(prompts)))  # those that have not ended
-    for _ in range(limit):
+    every = steps_between_checks(torch.device(device))
+    last = torch.tensor([tokens[-1] for tokens in prompts], device=device)
+    draws = _Draws(options.seed, len(prompts), device) if options.temperature else None
+    penalty = _RepetitionPenalty(prompts, options.repetition_penalty, device)
+    unread: list[Tensor] = []  # tokens and log-probabilities (2, rows) of steps that Python has not looked at
+    for step in range(limit):
         if not rows:
             break
-        scores = scorer.step(torch.tensor([texts[row][-1] for row in rows], device=device))
-        values = scores.values.clone()
+        scores = scorer.step(last)
+        values = penalty.applied(scores.values)
         values[:, special.pad] = LOG_ZERO
-        _penalise_repeats(values, [texts[row] for row in rows], options.repetition_penalty)
-        chosen = _sample_tokens(values, options, [generators[row] for row in rows])
-        logs = scores.values.gather(1, chosen[:, None]).squeeze(1) - scores.normaliser
-        tokens = chosen.tolist()
-        for row, token, log in zip(rows, tokens, logs.tolist(), strict=True):
-            texts[row].append(token)
-            found[row][0].append(token)
-            found[row][1].append(log)
-        stay = [place for place, token in enumerate(tokens) if token != special.eos]
+        last = _sample_tokens(values, options, draws.next() if draws is not None else None)
+        penalty.add(last)
+        logs = scores.values.gather(1, last[:, None]).squeeze(1) - scores.normaliser
+        unread.append(torch.stack([last.double(), logs.double()]))
+        if (step + 1) % every and step + 1 < limit:
+            continue
+        steps = torch.stack(unread, -1).tolist()  # here, and only here, Python waits for the device
+        unread.clear()
+        stay = [place for place, row in enumerate(rows) if _extend(found[row], steps, place, special.eos)]
         if len(stay) < len(rows):
             rows = [rows[place] for place in stay]
+            kept = torch.tensor(stay, dtype=torch.int64, device=device)
+            last = last[kept]
+            penalty.reorder(kept)
+            if draws is not None:
+                draws.reorder(kept, rows)
             if rows:
-                scorer.reorder(torch.tensor(stay, device=device))
+                scorer.reorder(kept)
     return [Hypothesis(tokens, sum(logs), logs) for tokens, logs in found]
 
 
-def _penalise_repeats(values: Tensor, texts: Sequence[Sequence[int]], penalty: float) -> None:
-    """Makes tokens that occur in a text less probable, in place."""
-    if penalty == 1:
-        return
-    for row, text in enumerate(texts):
-        tokens = torch.tensor(sorted(set(text)), device=values.device)
-        old = values[row, tokens]
-        values[row, tokens] = torch.where(old > 0, old / penalty, old * penalty)
+def _extend(
+    found: tuple[list[int], list[float]], steps: Sequence[Sequence[Sequence[float]]], row: int, eos: int
+) -> bool:
+    """Appends the tokens of a row up to eos, and their log-probabilities; returns whether it goes on."""
+    for token, log in zip(steps[0][row], steps[1][row], strict=True):
+        found[0].append(int(token))
+        found[1].append(log)
+        if token == eos:
+            return False
+    return True
 
 
-def _sample_tokens(values: Tensor, options: SampleOptions, generators: Sequence[torch.Generator]) -> Tensor:
-    """Samples one token of each row of logits (rows, V): (rows,)."""
-    if options.temperature == 0:
+class _Draws:
+    """Random numbers in [0, 1), one of each row for each step, made ahead for many steps."""
+
+    def __init__(self, seed: int, count: int, device: torch.device | str) -> None:
+        self.generators = [torch.Generator().manual_seed(seed + 1_000_003 * row) for row in range(count)]
+        self.device, self.rows, self.used = device, list(range(count)), 0
+        self.numbers = torch.empty(count, 0, device=device)
+
+    def next(self) -> Tensor:
+        """Returns one number of each row, (rows,)."""
+        if self.used == self.numbers.shape[1]:
+            made = [torch.rand(DRAWS_AHEAD, generator=self.generators[row]) for row in self.rows]
+            self.numbers, self.used = torch.stack(made).to(self.device), 0
+        self.used += 1
+        return self.numbers[:, self.used - 1]
+
+    def reorder(self, index: Tensor, rows: list[int]) -> None:
+        self.numbers, self.rows = self.numbers[index], rows
+
+
+class _RepetitionPenalty:
+    """Makes tokens that occur in a text less probable."""
+
+    def __init__(self, texts: Sequence[Sequence[int]], penalty: float, device: torch.device | str) -> None:
+        self.penalty = penalty
+        self.given = [torch.tensor(sorted(set(text)), device=device) for text in texts] if penalty != 1 else []
+        self.seen: Tensor | None = None  # (rows, V) bool
+
+    def applied(self, values: Tensor) -> Tensor:
+        """Returns the scores (rows, V) with those of tokens that occur in the text of their row changed."""
+        if self.penalty == 1:
+            return values
+        if self.seen is None:
+            self.seen = torch.zeros_like(values, dtype=torch.bool)
+            for row, tokens in enumerate(self.given):
+                self.seen[row].index_fill_(0, tokens, True)
+        changed = torch.where(values > 0, values / self.penalty, values * self.penalty)
+        return torch.where(self.seen, changed, values)
+
+    def add(self, tokens: Tensor) -> None:
+        """Adds a token (rows,) to each text."""
+        if self.seen is not None:
+            self.seen.scatter_(1, tokens[:, None], True)
+
+    def reorder(self, index: Tensor) -> None:
+        self.seen = self.seen[index] if self.seen is not None else None
+
+
+def _sample_tokens(values: Tensor, options: SampleOptions, draws: Tensor | None) -> Tensor:
+    """Samples one token of each row of logits (rows, V): (rows,). draws: (rows,) in [0, 1); None: the best token."""
+    if draws is None:
         return largest(values, 1)[1].squeeze(1)
     size = min(options.top_k, values.shape[1]) if options.top_k else values.shape[1]
     kept, tokens = largest(values / options.temperature, size)
@@ -72,6 +133,5 @@ def _sample_tokens(values: Tensor, options: SampleOptions, generators: Sequence[
         # up to and including the token at which the sum reaches p
         sums = torch.where(sums - kept.softmax(-1) < options.top_p, sums, sums.new_zeros(()))
         sums = sums.cummax(-1).values
-    draws = torch.stack([torch.rand((), generator=generator) for generator in generators]).to(values.device)
     place = (sums < draws[:, None] * sums[:, -1:]).sum(-1, keepdim=True)
     return tokens.gather(1, place.clamp(max=size - 1)).squeeze(1)

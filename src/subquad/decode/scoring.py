@@ -41,7 +41,28 @@ class Scorer(Protocol):
         ...
 
 
-class Seq2SeqScorer:
+class StreamingScorer:
+    """What scorers share that have one model and its streaming state."""
+
+    state: StackState
+    moved = False
+    """Whether rows have been moved since the last step."""
+
+    def next_state(self) -> StackState:
+        """Returns the state for the next step, with room for its token.
+
+        The CPU copies rows that move, and what grows with them: room would cost one copy more.
+        """
+        if self.moved and self.state.lengths.device.type == "cpu":
+            self.moved = False
+            return self.state
+        return self.state.reserve(1)
+
+    def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
+        self.state, self.moved = self.state.reorder(index, contexts), True
+
+
+class Seq2SeqScorer(StreamingScorer):
     """Scores target tokens with an encoder-decoder, which encodes the sources once."""
 
     def __init__(self, model: Seq2Seq, source: Tensor, padding: Tensor | None) -> None:
@@ -52,16 +73,14 @@ class Seq2SeqScorer:
         self.state: StackState = model.init_state(source.shape[0], source.device)
 
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
-        output = self.model.decode(tokens[:, None], self.context, context_padding=self.padding, state=self.state)
+        state = self.next_state()
+        output = self.model.decode(tokens[:, None], self.context, context_padding=self.padding, state=state)
         assert output.state is not None
         self.state, self.context, self.padding = output.state, None, None  # the state has the context now
         return TokenScores.of(output.logits[:, 0], temperature)
 
-    def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
-        self.state = self.state.reorder(index, contexts)
 
-
-class LanguageModelScorer:
+class LanguageModelScorer(StreamingScorer):
     """Scores continuations of texts with a language model."""
 
     def __init__(self, model: LanguageModel, state: StackState) -> None:
@@ -79,13 +98,10 @@ class LanguageModelScorer:
         return cls(model, state)
 
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
-        output = self.model(tokens[:, None], state=self.state)
+        output = self.model(tokens[:, None], state=self.next_state())
         assert output.state is not None
         self.state = output.state
         return TokenScores.of(output.logits[:, 0], temperature)
-
-    def reorder(self, index: Tensor, contexts: Tensor | None = None) -> None:
-        self.state = self.state.reorder(index, contexts)
 
 
 class Ensemble:

@@ -109,8 +109,9 @@ class Translator:
         def decode(batch: list[int]) -> list[Translation]:
             return self._decode([sources[number] for number in batch], [starts[number] for number in batch])
 
-        # one batch on each thread is faster than all threads on one batch
-        for batch, results in zip(batches, parallel_map(decode, batches), strict=True):
+        # On the CPU one batch on each thread is faster than all threads on one batch; a GPU has one queue for all.
+        in_order = parallel_map if self.device.type == "cpu" else map
+        for batch, results in zip(batches, in_order(decode, batches), strict=True):
             done.update(zip(batch, results, strict=True))
             while given in done:
                 yield done.pop(given)
@@ -138,8 +139,8 @@ class Translator:
     @torch.inference_mode()
     def _decode(self, sources: Sequence[list[int]], starts: Sequence[list[int]]) -> list[Translation]:
         source, padding = pad_rows(sources, self.source.pad)
-        source, padding = source.to(self.device), padding.to(self.device)
-        given = padding if bool(padding.any()) else None
+        given = padding.to(self.device) if bool(padding.any()) else None
+        source = source.to(self.device)
         scorer = combine_scorers([Seq2SeqScorer(model, source, given) for model in self.models])
         limits = [int(self.options.max_len_a * len(tokens) + self.options.max_len_b) for tokens in sources]
         if self.max_target_tokens is not None:

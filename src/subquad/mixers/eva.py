@@ -25,8 +25,8 @@ Streaming keeps a window and one summary for each finished chunk: O(w + T / r) p
 Citation: Zheng et al., "Efficient attention via control variates", ICLR 2023.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +45,7 @@ from subquad.mixers.base import Capabilities
 from subquad.mixers.chunks import ChunkSums, cut, side_by_side, whole_windows
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
-from subquad.mixers.state import advanced, append_at, keep_last
+from subquad.mixers.state import advanced, append_at, extend, keep_last, select_rows, with_room
 from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, crop
 
 DEFAULT_LANDMARKS = 49
@@ -101,12 +101,40 @@ class EVAConfig(WindowConfig):
 @dataclass
 class EVAState(WindowState):
     """q: queries of the unfinished chunk (batch, heads, r - 1, d), newest last; chunk_k, chunk_v: summaries
-    (batch, heads, chunks, d), of which row b has lengths[b] // r; seen: the most tokens any row may have read."""
+    (batch, heads, chunks, d), of which row b has lengths[b] // r; seen: the most tokens any row may have read; room:
+    how many chunks at the end no row has finished, None: only the lengths tell."""
 
     q: Tensor
     chunk_k: Tensor
     chunk_v: Tensor
     seen: int
+    room: int | None = 0
+
+    @property
+    def filled(self) -> int:
+        return self.chunk_k.shape[2] - (self.room or 0)
+
+    def chunks_after(self, tokens: int) -> int:
+        """How many chunks are read after so many tokens more: all that a row may have finished then."""
+        return self.filled if self.room is None else (self.seen + tokens) // (self.q.shape[2] + 1)
+
+    def reorder(self, index: Tensor) -> Self:
+        parts = {name: getattr(self, name).index_select(0, index) for name in ("lengths", "k", "v", "q")}
+        chunk_k, chunk_v = (select_rows(part, index, self.filled) for part in (self.chunk_k, self.chunk_v))
+        room = None if self.room is None else chunk_k.shape[2] - self.filled
+        return replace(self, **parts, chunk_k=chunk_k, chunk_v=chunk_v, room=room)
+
+    def reserve(self, tokens: int) -> Self:
+        wanted = self.chunks_after(tokens) - self.filled + 1  # one for the summary of a chunk that is not finished
+        if self.room is None or self.room >= wanted:
+            return self
+        chunk_k, chunk_v = (with_room(part, self.filled, wanted) for part in (self.chunk_k, self.chunk_v))
+        return replace(self, chunk_k=chunk_k, chunk_v=chunk_v, room=chunk_k.shape[2] - self.filled)
+
+    def with_fixed_size(self) -> Self:
+        for part in (self.chunk_k, self.chunk_v):
+            part[:, :, self.filled :] = 0  # what weights of 0 meet must be finite
+        return replace(self, room=None)
 
 
 @register("eva")
@@ -238,21 +266,22 @@ class EVA(WindowMixer[EVAConfig]):
         begun = state.lengths % size
         finished = self._summarise_last(all_q, all_k, all_v, begun, time)
         ends = (advanced(begun, new, time) >= size)[:, None]
-        capacity = (state.seen + time) // size
+        at, count = state.lengths // size, state.chunks_after(time)
         chunk_k, chunk_v = (
-            append_at(old, one, state.lengths // size, ends, capacity)
+            append_at(old, one, at, ends, count) if state.room == 0 else extend(old, one, state.room, (at, ends))
             for old, one in zip((state.chunk_k, state.chunk_v), finished, strict=True)
         )
         local = self.stream_window(q, all_k, state.lengths)
         position = state.lengths[:, None] + torch.arange(time, device=x.device)
-        before = torch.arange(capacity, device=x.device) < (position // size)[..., None]
-        summary = self._chunk_logits(q, chunk_k, before[:, None])
+        before = torch.arange(count, device=x.device) < (position // size)[..., None]
+        summary = self._chunk_logits(q, chunk_k[:, :, :count], before[:, None])
         local_probs, summary_probs = self._attend(local, summary, v.dtype)
-        y = self.merge_heads(local_probs @ all_v + summary_probs @ chunk_v)
+        y = self.merge_heads(local_probs @ all_v + summary_probs @ chunk_v[:, :, :count])
         window = self.slide(state, all_k, all_v, new)
         last_q = keep_last(all_q, new, size - 1, dim=2)
         lengths = advanced(state.lengths, new, time)
-        return y, EVAState(lengths, *window, last_q, chunk_k, chunk_v, state.seen + time)
+        seen, room = (state.seen, None) if state.room is None else (state.seen + time, chunk_k.shape[2] - count)
+        return y, EVAState(lengths, *window, last_q, chunk_k, chunk_v, seen, room)
 
     def _summarise_last(self, q: Tensor, k: Tensor, v: Tensor, begun: Tensor, time: int) -> tuple[Tensor, Tensor]:
         """Summary of each row's current chunk, meaningful where these `time` tokens complete it: (batch, heads, 1, d).

@@ -10,8 +10,8 @@ Citation: Vaswani et al., "Attention is all you need", NeurIPS 2017.
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,15 @@ from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.registry import register
-from subquad.mixers.state import CrossState, State, advanced, append_at, fresh_lengths
+from subquad.mixers.state import (
+    CrossState,
+    State,
+    advanced,
+    extend,
+    fresh_lengths,
+    select_rows,
+    with_room,
+)
 
 FEW_QUERIES = 16
 """Decoding has so few queries at a time that torch's fused kernel on the CPU costs more than it saves."""
@@ -52,11 +60,35 @@ class SoftmaxConfig(AttentionConfig):
 
 @dataclass
 class SoftmaxState(State):
-    """k, v: (batch, heads, capacity, d), empty from a row's length on. ragged: lengths may differ."""
+    """k, v: (batch, heads, capacity, d), empty from a row's length on. ragged: lengths may differ.
+
+    room: how many places at the end of k and v no row has reached; None: only the lengths tell.
+    """
 
     k: Tensor
     v: Tensor
     ragged: bool
+    room: int | None = 0
+
+    @property
+    def filled(self) -> int:
+        return self.k.shape[2] - (self.room or 0)
+
+    def reorder(self, index: Tensor) -> Self:
+        k, v = (select_rows(part, index, self.filled) for part in (self.k, self.v))
+        room = None if self.room is None else k.shape[2] - self.filled
+        return replace(self, lengths=self.lengths.index_select(0, index), k=k, v=v, room=room)
+
+    def reserve(self, tokens: int) -> Self:
+        if self.room is None or self.room >= tokens:
+            return self
+        k, v = (with_room(part, self.filled, tokens) for part in (self.k, self.v))
+        return replace(self, k=k, v=v, room=k.shape[2] - self.filled)
+
+    def with_fixed_size(self) -> Self:
+        for part in (self.k, self.v):
+            part[:, :, self.filled :] = 0  # what weights of 0 meet must be finite
+        return replace(self, room=None)
 
 
 @dataclass
@@ -120,19 +152,16 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
 
     def step(self, x: Tensor, new: Tensor | None, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
         q, k, v = self.project(x, state.lengths)
-        time, capacity, ragged = x.shape[1], state.k.shape[2] + x.shape[1], state.ragged or new is not None
+        time, room, ragged = x.shape[1], state.room, state.ragged or new is not None
         lengths = advanced(state.lengths, new, time)
-        if ragged:
-            new_mask = right_padded(lengths - state.lengths, time)
-            k = append_at(state.k, k, state.lengths, new_mask, capacity)
-            v = append_at(state.v, v, state.lengths, new_mask, capacity)
-        else:
-            k, v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
-        mask = None
-        if ragged or time > 1:  # the one newest token of every row sees all
+        rows = (state.lengths, right_padded(lengths - state.lengths, time)) if ragged or room is None else None
+        k, v = (extend(old, one, room, rows) for old, one in ((state.k, k), (state.v, v)))
+        after = SoftmaxState(lengths, k, v, ragged, None if room is None else max(0, room - time))
+        k, v, mask = k[:, :, : after.filled], v[:, :, : after.filled], None
+        if rows is not None or time > 1:  # else the one newest token of every row sees all
             position = state.lengths[:, None] + torch.arange(time, device=x.device)
-            mask = (torch.arange(capacity, device=x.device) <= position[..., None])[:, None]
-        return self.merge_heads(self.attend(q, k, v, mask)), SoftmaxState(lengths, k, v, ragged)
+            mask = (torch.arange(k.shape[2], device=x.device) <= position[..., None])[:, None]
+        return self.merge_heads(self.attend(q, k, v, mask)), after
 
     def encode_context(self, context: Tensor, layout: Layout) -> SoftmaxContext:
         k, v = self.project_part(context, 1, 3)

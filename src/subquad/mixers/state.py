@@ -1,4 +1,11 @@
-"""What a mixer remembers between calls when it reads a sequence piece by piece."""
+"""What a mixer remembers between calls when it reads a sequence piece by piece.
+
+A call returns the next state and leaves the one that it was given as it was. Where a state grows with every token, that
+means to copy it for every token. Decoding, which never looks back, reserves room instead:
+
+    reserve(n)           room for n tokens: calls write there, and a state that was given to one must not be used again
+    with_fixed_size()    a state with room whose shapes no call changes, as CUDA graphs and compiled steps need them
+"""
 
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -22,6 +29,20 @@ class State:
         return replace(
             self, **{name: value.index_select(0, index) for name, value in tensors.items() if isinstance(value, Tensor)}
         )
+
+    def reserve(self, tokens: int) -> Self:  # noqa: ARG002
+        """The state with room for so many tokens, or more, into which calls write; for inference alone.
+
+        A state without room is copied, so that this one stays whole. States that do not grow are returned as they are.
+        """
+        return self
+
+    def with_fixed_size(self) -> Self:
+        """The state with shapes that stay: calls write into its room, and read all of it with a mask.
+
+        There has to be room for all tokens that will be read. States that do not grow are returned as they are.
+        """
+        return self
 
 
 @dataclass
@@ -53,6 +74,60 @@ def keep_last(buffer: Tensor, new: Tensor | None, count: int, dim: int) -> Tenso
     target = list(buffer.shape)
     target[dim] = count
     return buffer.gather(dim, index.view(shape).expand(target))
+
+
+LEAST_ROOM = 32
+"""Entries for which a buffer that grows has room at least."""
+
+
+def with_room(buffer: Tensor, filled: int, count: int) -> Tensor:
+    """A copy of the first `filled` entries of a buffer (batch, heads, entries, width), with room for `count` more.
+
+    It is at least twice as large, so that the copies of a long stream take no longer than a few passes over its end.
+    """
+    size = max(2 * filled, filled + count, LEAST_ROOM)
+    return torch.nn.functional.pad(buffer[:, :, :filled], (0, 0, 0, size - filled))
+
+
+def select_rows(buffer: Tensor, index: Tensor, filled: int) -> Tensor:
+    """The rows `index` of a buffer (batch, heads, entries, width), of which entries from `filled` on do not count.
+
+    The CPU is slow to copy into a buffer with room, and copies what counts alone.
+    """
+    if filled == buffer.shape[2] or buffer.device.type == "cpu":
+        return buffer[:, :, :filled].index_select(0, index)
+    rows = buffer.new_empty(index.shape[0], *buffer.shape[1:])
+    torch.index_select(buffer[:, :, :filled], 0, index, out=rows[:, :, :filled])
+    return rows
+
+
+def extend(buffer: Tensor, entries: Tensor, room: int | None, rows: tuple[Tensor, Tensor] | None) -> Tensor:
+    """A buffer (batch, heads, size, width) with `entries` (batch, heads, n, width) behind those that each row has.
+
+    room: how many places at the end of the buffer no row has reached; if they are enough, entries are written into the
+    buffer. None: that is not known, and they are enough. rows: the first free place of each row (batch,) and a mask
+    (batch, n) of the entries that count; None: the first place of the room, in all rows, and all entries.
+    """
+    count, filled = entries.shape[2], buffer.shape[2] - (room or 0)
+    if room is not None and room < count:
+        old = buffer[:, :, :filled]
+        return torch.cat([old, entries], 2) if rows is None else append_at(old, entries, *rows, filled + count)
+    buffer = buffer.to(torch.promote_types(buffer.dtype, entries.dtype))
+    if rows is None:
+        buffer[:, :, filled : filled + count] = entries
+        return buffer
+    if room is not None:  # some of it stays free in shorter rows, where weights of 0 must meet what is finite
+        buffer[:, :, filled : filled + count] = 0
+    return write_at(buffer, entries, rows[0])
+
+
+def write_at(buffer: Tensor, entries: Tensor, at: Tensor) -> Tensor:
+    """Writes `entries` (batch, heads, n, width) into a buffer, at the places at[b] .. at[b] + n - 1 of row b.
+
+    at: (batch,) int64. Entries that do not count are written as well: what a row reads next takes their places.
+    """
+    place = at[:, None] + torch.arange(entries.shape[2], device=at.device)
+    return buffer.scatter_(2, place[:, None, :, None].expand_as(entries), entries.to(buffer.dtype))
 
 
 def append_at(buffer: Tensor, entries: Tensor, at: Tensor, mask: Tensor, capacity: int) -> Tensor:

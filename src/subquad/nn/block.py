@@ -46,6 +46,14 @@ class BlockState:
             cross = cross.reorder(index)
         return type(self)(self.mixer.reorder(index), cross)
 
+    def reserve(self, tokens: int) -> Self:
+        """Returns the state with room for so many tokens; see `State.reserve`."""
+        return type(self)(self.mixer.reserve(tokens), self.cross)
+
+    def with_fixed_size(self) -> Self:
+        """Returns the state with shapes that stay; see `State.with_fixed_size`."""
+        return type(self)(self.mixer.with_fixed_size(), self.cross)
+
 
 class Block(nn.Module):
     """Maps x (batch, time, dim) to a tensor of the same shape."""

@@ -177,6 +177,14 @@ class StackState:
         layers = [layer.reorder(index, contexts) for layer in self.layers]
         return type(self)(self.lengths.index_select(0, index), layers)
 
+    def reserve(self, tokens: int) -> Self:
+        """Returns the state with room for so many tokens; see `State.reserve`."""
+        return type(self)(self.lengths, [layer.reserve(tokens) for layer in self.layers])
+
+    def with_fixed_size(self) -> Self:
+        """Returns the state with shapes that stay; see `State.with_fixed_size`."""
+        return type(self)(self.lengths, [layer.with_fixed_size() for layer in self.layers])
+
     def tensors(self) -> list[Tensor]:
         """Returns all tensors of the state, for counting its memory."""
         states: list[State] = [part for layer in self.layers for part in (layer.mixer, layer.cross) if part is not None]

@@ -99,6 +99,32 @@ class StreamingContract:
         assert torch.equal(first, second)
 
     @for_cases(streams)
+    @torch.no_grad()
+    def test_room_in_a_state_changes_nothing(self, case: Case) -> None:
+        """A state into which calls write reads what one reads that is copied, as does one whose shapes stay."""
+        mixer, index = case.build(), torch.tensor([2, 0, 0])
+        for before, padded in ((7, False), (7, True), (0, False)):
+            x, more = case.tokens(3, max(1, before)), case.tokens(3, 40, seed=1)
+            padding = padded_batch(before, case.seed)[1::2] if padded else None
+            state = read_stream(mixer, x, [before], padding)[1] if before else mixer.init_state(3)
+            expected, last = read_stream(mixer, more[:, :3], [1, 2], state=state)
+            expected = torch.cat([expected, read_stream(mixer, more[:, 3:], [1] * 37, state=last.reorder(index))[0]], 1)
+            for fixed in (False, True):
+                room = state.reserve(40).with_fixed_size() if fixed else state
+                shapes, outputs = _shapes(room), list[Tensor]()
+                for time in (1, 2, *[1] * 37):
+                    room = room.reorder(index) if len(outputs) == 2 else room
+                    begin = sum(y.shape[1] for y in outputs)
+                    mixed = mixer(more[:, begin : begin + time], state=room if fixed else room.reserve(time))
+                    assert mixed.state is not None
+                    assert not fixed or _shapes(mixed.state) == shapes, "a state of fixed size keeps its shapes"
+                    room = mixed.state
+                    outputs.append(mixed.y)
+                assert_close(torch.cat(outputs, 1), expected, f"fixed={fixed}, after {before} tokens")
+            again = read_stream(mixer, more[:, :3], [1, 2], state=state)[0]
+            assert torch.equal(again, expected[:, :3]), "the state that room was reserved for stays as it was"
+
+    @for_cases(streams)
     def test_a_state_holds_plain_tensors_by_row(self, case: Case) -> None:
         mixer = case.build()
         _, state = read_stream(mixer, case.tokens(3, 7), [7])
@@ -108,3 +134,7 @@ class StreamingContract:
                 assert value.shape[0] == 3, f"{field.name} has a row for every row of the batch"
             else:
                 assert isinstance(value, bool | int | float | None), f"{field.name} is a {type(value).__name__}"
+
+
+def _shapes(state: State) -> list[torch.Size]:
+    return [value.shape for field in fields(state) if isinstance(value := getattr(state, field.name), Tensor)]
