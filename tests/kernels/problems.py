@@ -141,13 +141,13 @@ def chunk_problems() -> list[Problem]:
         inputs = [drawn(BATCH, chunks * cells, 3, HEADS, WIDTH), drawn(BATCH, HEADS, chunks, WIDTH)]
 
         def plain(qkv: Tensor, w: Tensor, size: int = cells) -> Tensor:
-            return chunk_values(qkv, w, None, size)
+            return chunk_values(qkv, w, None, size)[1]
 
         def masked(qkv: Tensor, w: Tensor, mask: Tensor = mask, size: int = cells) -> Tensor:
-            return chunk_values(qkv, w, mask, size)
+            return chunk_values(qkv, w, mask, size)[1]
 
         def ragged(qkv: Tensor, w: Tensor, mask: Tensor = mask, size: int = cells) -> Tensor:
-            return chunk_values(qkv, w, mask, torch.tensor([size, size + 1]))
+            return chunk_values(qkv, w, mask, torch.tensor([size, size + 1]))[1]
 
         name = f"{chunks} chunks of {cells}"
         found += [

@@ -30,14 +30,13 @@ class Chunks(NamedTuple):
     length: int | Tensor
 
 
-class ChunkSums(NamedTuple):
-    """Sums over chunks that lie side by side.
+class ChunkCounts(NamedTuple):
+    """What there is in chunks that lie side by side.
 
-    sums: (batch, chunks, C), of the tokens. num_tokens, sizes: (batch or 1, chunks, 1), how many there are, and what
-    means divide by. mask: (batch, chunks) bool, True where a row has the chunk; None: all rows have all.
+    num_tokens, sizes: (batch or 1, chunks, 1), how many tokens, and what means divide by. mask: (batch, chunks) bool,
+    True where a row has the chunk; None: all rows have all.
     """
 
-    sums: Tensor
     num_tokens: Tensor
     sizes: Tensor
     mask: Tensor | None
@@ -45,21 +44,19 @@ class ChunkSums(NamedTuple):
 
 def side_by_side(
     x: Tensor, time: int, lengths: Tensor | None, size: int | Tensor, window: int, landmarks: int | None
-) -> ChunkSums:
-    """Sums of x (batch, whole windows, C), zero where it is padded, over chunks of `size` tokens.
+) -> ChunkCounts:
+    """Chunks of `size` tokens of x (batch, whole windows, C). A remainder makes a short last chunk.
 
     time: the length of x before its last window was filled. lengths: (batch,) tokens of padded rows. size: one number,
-    or (batch,) one for each row, made for this number of landmarks. A remainder makes a short last chunk.
+    or (batch,) one for each row, made for this number of landmarks.
     """
     step = size if isinstance(size, int) else size[:, None]
     if isinstance(size, int):
         count = -(-x.shape[1] // size)
-        sums = partition(x.unsqueeze(1), size, (0, 0), (count,)).squeeze(1).sum(2)
     else:
         assert lengths is not None
         assert landmarks is not None
         count = _most_chunks(x.shape[1], whole_windows(lengths, window), size, landmarks)
-        sums = members(size, count, x.shape[1]).to(x.dtype) @ x
     begin = torch.arange(count, device=x.device) * step
     if lengths is None:
         num_tokens, sizes, mask = time - begin, x.shape[1] - begin, None
@@ -67,7 +64,14 @@ def side_by_side(
         num_tokens, sizes = lengths[:, None] - begin, whole_windows(lengths, window)[:, None] - begin
         mask = sizes > 0
     num_tokens, sizes = num_tokens.clamp(min=0).clamp(max=step), sizes.clamp(min=1).clamp(max=step)
-    return ChunkSums(sums, num_tokens.view(-1, count, 1), sizes.view(-1, count, 1), mask)
+    return ChunkCounts(num_tokens.view(-1, count, 1), sizes.view(-1, count, 1), mask)
+
+
+def sums_of_tokens(x: Tensor, size: int | Tensor, count: int) -> Tensor:
+    """Sums of x (batch, time, C), zero where it is padded, over `count` chunks side by side: (batch, count, C)."""
+    if isinstance(size, int):
+        return partition(x.unsqueeze(1), size, (0, 0), (count,)).squeeze(1).sum(2)
+    return members(size, count, x.shape[1]).to(x.dtype) @ x
 
 
 def _most_chunks(time: int, row_length: Tensor, size: Tensor, landmarks: int) -> int:

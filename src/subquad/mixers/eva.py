@@ -35,14 +35,15 @@ from torch import Tensor, nn
 
 from subquad.config import Scale
 from subquad.kernels import tracing
-from subquad.kernels.chunk_values import chunk_values, gathered_chunk_values
+from subquad.kernels.chunk_values import chunk_means, chunk_values, gathered_chunk_values
+from subquad.kernels.dispatch import implementation
 from subquad.kernels.masking import keep
 from subquad.kernels.precision import at_least_float32
 from subquad.kernels.window_attention import Summaries, window_attention
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
 from subquad.mixers.base import Capabilities
-from subquad.mixers.chunks import ChunkSums, cut, side_by_side, whole_windows
+from subquad.mixers.chunks import ChunkCounts, cut, side_by_side, sums_of_tokens, whole_windows
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, append_at, extend, keep_last, select_rows, with_room
@@ -207,9 +208,14 @@ class EVA(WindowMixer[EVAConfig]):
             summaries = self._cut_and_summarise(flat, padded_shape, mask, layout.lengths)
         else:
             chunks = side_by_side(x, shape[0], lengths, size, config.window, config.chunking[1])
-            chunk_k, omega = self._centre(*self._means(chunks))
+            if implementation("chunk_values", qkv) == "gpu":  # where a pass over x takes longer than its products
+                qkv, means = chunk_means(qkv, mask, size, chunks.sizes.squeeze(2))
+            else:
+                means = self._means(sums_of_tokens(x, size, chunks.sizes.shape[1]), chunks)
+            chunk_k, omega = self._centre(*means.unbind(0))
+            qkv, values = chunk_values(qkv, omega, mask, size)
             seen = 0 if not config.causal else size if isinstance(size, int) else size[:, None]
-            summaries = Summaries(chunk_k, chunk_values(qkv, omega, mask, size), chunks.mask, seen)
+            summaries = Summaries(chunk_k, values, chunks.mask, seen)
         dropout = config.attention_dropout if self.training else 0.0
         y = window_attention(qkv, self.windows(padded_shape), self.bias_values(), mask, summaries, dropout)
         return crop(self.project_out(y), padded_shape, shape), None
@@ -227,17 +233,16 @@ class EVA(WindowMixer[EVAConfig]):
             return max(1, padded_shape[0] // landmarks)
         return (whole_windows(lengths, config.window) // landmarks).clamp(min=1)
 
-    def _means(self, chunks: ChunkSums) -> tuple[Tensor, Tensor]:
-        """Mean queries and keys of chunks, each (batch, heads, chunks, d).
+    def _means(self, token_sums: Tensor, chunks: ChunkCounts) -> Tensor:
+        """Mean queries and keys of chunks (2, batch, heads, chunks, d), from sums of tokens (batch, chunks, C).
 
         They are projections of mean tokens. Biases count as often as there are tokens.
         """
         rows = 2 * self.inner
-        sums = F.linear(chunks.sums, self.qkv.weight[:rows])
+        sums = F.linear(token_sums, self.qkv.weight[:rows])
         if self.qkv.bias is not None:
             sums = sums + chunks.num_tokens * self.qkv.bias[:rows]
-        q_mean, k_mean = (sums / chunks.sizes).unflatten(-1, (2, self.config.heads, -1)).transpose(1, 3).unbind(2)
-        return q_mean, k_mean
+        return (sums / chunks.sizes).unflatten(-1, (2, self.config.heads, -1)).permute(2, 0, 3, 1, 4)
 
     def _cut_and_summarise(
         self, flat: Tensor, padded_shape: tuple[int, ...], mask: Tensor | None, lengths: Tensor | None
@@ -308,8 +313,9 @@ class EVA(WindowMixer[EVAConfig]):
     def _centre(self, q_mean: Tensor, k_mean: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and omega of chunks from their mean queries and keys, all (batch, heads, chunks, d)."""
         chunk_k = self.k_map(k_mean)
-        mu = torch.zeros_like(chunk_k)
-        if self.q_map is not None:
+        if self.q_map is None:
+            mu = torch.zeros_like(chunk_k)
+        else:
             mu = chunk_k + self.q_map(q_mean)
             mu = mu if self.config.is_decoder else mu / 2
         return chunk_k, mu + noise.normal(mu.shape, mu) if self.training else mu

@@ -12,11 +12,21 @@ from subquad.kernels.chunk_values.reference import members as members
 from subquad.kernels.dispatch import choose
 
 
-def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> Tensor:
-    """u (batch, heads, chunks, d) of projections qkv (batch, time, 3, heads, d).
+def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> tuple[Tensor, Tensor]:
+    """qkv, and u (batch, heads, chunks, d) of these projections qkv (batch, time, 3, heads, d).
 
     w: (batch, heads, chunks, d). mask: (batch or 1, time) bool, False for positions that belong to no chunk; None: all
     belong to one. size: the positions of a chunk, or (batch,) int64 for each row. Positions beyond the last chunk
     belong to none. A chunk without any position has the value zero.
+
+    What reads qkv afterwards has to read the one that is returned: kernels then add the gradients up in one place.
     """
     return choose("chunk_values", qkv).chunk_values(qkv, w, mask, size)
+
+
+def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
+    """qkv, to be read afterwards, and means of the queries and of the keys of each chunk: (2, batch, heads, chunks, d).
+
+    qkv, mask and size are those of `chunk_values`. divisors: (batch or 1, chunks) int64, by which sums are divided.
+    """
+    return choose("chunk_values", qkv).chunk_means(qkv, mask, size, divisors)

@@ -12,17 +12,18 @@ from torch import Tensor
 
 from subquad.kernels import tracing
 from subquad.kernels.chunk_values import reference
+from subquad.kernels.chunk_values.reference import chunk_means as chunk_means
 from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.parallel import parallel_map
 
 DTYPES = (torch.float32, torch.float64)
 
 
-def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> Tensor:
-    """u (batch, heads, chunks, d); see the public function."""
+def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> tuple[Tensor, Tensor]:
+    """qkv, and u (batch, heads, chunks, d); see the public function."""
     trains = torch.is_grad_enabled() and (qkv.requires_grad or w.requires_grad)
     sizes, size = (size, 0) if isinstance(size, Tensor) else (None, size)
-    return torch.ops.subquad.chunk_values(qkv, w, mask, sizes, size, trains)[0]
+    return qkv, torch.ops.subquad.chunk_values(qkv, w, mask, sizes, size, trains)[0]
 
 
 class Group(NamedTuple):
@@ -139,7 +140,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Ten
     kept, qkv, w, sizes, mask = ctx.saved_tensors
     if tracing.differentiates_backward():
         size = ctx.size if sizes is None else sizes
-        again = tracing.gradients_of(lambda qkv, w: reference.chunk_values(qkv, w, mask, size), (qkv, w), grad)
+        again = tracing.gradients_of(lambda qkv, w: reference.chunk_values(qkv, w, mask, size)[1], (qkv, w), grad)
         return (*again, *(None,) * 4)
     return (*torch.ops.subquad.chunk_values_backward(grad, kept, qkv, w, sizes, ctx.size), *(None,) * 4)
 

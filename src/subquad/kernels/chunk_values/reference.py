@@ -8,15 +8,26 @@ from subquad.kernels.precision import at_least_float32, full_precision
 from subquad.kernels.window_attention.reference import partition
 
 
-def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> Tensor:
-    """u (batch, heads, chunks, d); see the public function."""
+def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> tuple[Tensor, Tensor]:
+    """qkv, and u (batch, heads, chunks, d); see the public function."""
     k, v = (part.transpose(1, 2) for part in qkv.unbind(2)[1:])
     if isinstance(size, Tensor):
-        return _values_of_members(k, v, w, members(size, w.shape[2], k.shape[2]), mask)
+        return qkv, _values_of_members(k, v, w, members(size, w.shape[2], k.shape[2]), mask)
     if mask is None:
         mask = torch.ones((1, k.shape[2]), dtype=torch.bool, device=k.device)
     k, v, cells = (partition(part, size, (0, 0), (w.shape[2],)) for part in (k, v, mask[:, None, :, None]))
-    return gathered_chunk_values(k, v, w, cells.squeeze(-1))
+    return qkv, gathered_chunk_values(k, v, w, cells.squeeze(-1))
+
+
+def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
+    """qkv, and the means (2, batch, heads, chunks, d); see the public function."""
+    size = size if isinstance(size, Tensor) else torch.full((1,), size, device=qkv.device)
+    member = members(size, divisors.shape[1], qkv.shape[1])
+    member = member if mask is None else member & mask[:, None, :]
+    with full_precision(qkv):
+        parts = at_least_float32(qkv[:, :, :2]).permute(2, 0, 3, 1, 4)
+        sums = member[:, None].to(parts.dtype) @ parts
+        return qkv, (sums / divisors[:, None, :, None]).to(qkv.dtype)
 
 
 def members(size: Tensor, chunks: int, time: int) -> Tensor:

@@ -33,8 +33,8 @@ LACKS = ("dropout", "heads of more than 128 channels")
 
 SMALLEST = 16
 """The smallest side that tl.dot takes."""
-PROGRAMS = 512
-"""Sums over a batch are cut into parts until this many programs work: a few for each multiprocessor of a GPU."""
+PROGRAMS = 256
+"""Sums over a batch are cut into parts until this many programs work: two for each multiprocessor of a GPU."""
 
 
 def window_attention(
@@ -76,7 +76,8 @@ class Problem(NamedTuple):
         qkv, summary_k, summary_v, bias, mask, summary_mask, chunks = inputs
         size, back, forward, causal, chunk = sizes
         windows = Windows(tuple(shape), size, back, forward, bool(causal))
-        summary_k, summary_v = (None if t is None else t.contiguous() for t in (summary_k, summary_v))
+        # every window reads them: in float32 that would take longer than a copy in the precision of qkv
+        summary_k, summary_v = (None if t is None else t.to(qkv.dtype).contiguous() for t in (summary_k, summary_v))
         mask, summary_mask = (None if t is None else t.view(torch.uint8).contiguous() for t in (mask, summary_mask))
         qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
         return cls(qkv, summary_k, summary_v, bias, mask, summary_mask, chunks, windows, chunk)
