@@ -8,6 +8,7 @@ LOADED = "the data is mapped into memory, and data_workers build batches ahead"
 SKIPPED = "samples above data.max_length are left out and counted in every split"
 VALIDATED = "validation computes the loss; `subquad evaluate` computes BLEU"
 SAVED = "checkpoints are saved at every validation, and `checkpoints` says which are kept"
+RESTORED = "the same command goes on with a run; no run begins with another one's weights"
 UNUSED = "no architecture here has it"
 
 TRAINING = {
@@ -67,8 +68,8 @@ TRAINING = {
     "--tensorboard-logdir": Flag("track.tensorboard"),
     "--wandb-project": Flag("track.wandb"),
     "--save-dir": Flag("--out"),
-    "--restore-file": Flag("--from-run"),
-    "--finetune-from-model": Flag("--from-run"),
+    "--restore-file": Flag(reason=RESTORED),
+    "--finetune-from-model": Flag(reason=RESTORED),
     "--num-workers": Flag("train.data_workers"),
     "--ddp-backend": Flag(reason=ENGINE),
     "--distributed-no-spawn": Flag(reason=ENGINE, switch=True),
@@ -161,8 +162,8 @@ GENERATION = {
     "--context-window": Flag("--context-window"),
     "--tokens-per-sample": Flag("data.blocks.tokens_per_sample"),
     "--input": Flag("standard input"),
-    "--remove-bpe": Flag("the tokenizer's codes, or --remove-bpe"),
-    "--post-process": Flag("the tokenizer's codes, or --remove-bpe"),
+    "--remove-bpe": Flag("the tokenizer's codes"),
+    "--post-process": Flag("the tokenizer's codes"),
     "--bpe": Flag("the tokenizer's codes"),
     "--bpe-codes": Flag("--codes of `subquad import`"),
     "--tokenizer": Flag("--moses of `subquad import`"),

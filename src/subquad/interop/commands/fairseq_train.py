@@ -200,9 +200,6 @@ def _training_commands(arguments: Arguments, invocation: Invocation, accumulate:
     words = ["train", RECIPE]
     if "save_dir" in arguments:
         words += ["--out", run_folder(str(arguments.get("save_dir")))]
-    restored = arguments.get("finetune_from_model") or arguments.get("restore_file")
-    if restored and restored != "checkpoint_last.pt":
-        words += ["--from-run", run_folder(str(PurePosixPath(restored).parent))]
     processes = _num_processes(arguments, invocation)
     if processes > 1 and accumulate % processes == 0:
         return [f"torchrun --nproc-per-node={processes} -m subquad {shlex.join(words)}"]
