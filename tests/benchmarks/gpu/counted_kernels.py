@@ -6,6 +6,7 @@ import torch
 from benchmarks.gpu.counting import count_mixer, counting
 from benchmarks.gpu.fake_cuda import DEVICE, fake_cuda
 from benchmarks.gpu.hardware import A100, FLOAT32, TENSOR
+from benchmarks.gpu.inductor import count_compiled
 from benchmarks.gpu.rows import ROWS, count_row
 from subquad.kernels.dispatch import choose
 from subquad.mixers import build
@@ -63,3 +64,12 @@ def check_a_pass_that_reads_a_number_waits() -> None:
 def check_operations_take_their_gpu_kernel() -> None:
     with fake_cuda():
         assert choose("conv", torch.empty(1, device=DEVICE)).__name__ == "subquad.kernels.conv.gpu"
+
+
+def check_compiling_fuses_and_breaks_no_graph() -> None:
+    options = {"dim": 64, "heads": 4, "causal": True}
+    plain = count_mixer(build("primal", **options), 2, 64).kernels
+    compiled = count_compiled(build("primal", **options), 2, 64)
+    assert compiled.graphs == 1
+    assert compiled.launches < len(plain)
+    assert 0 < compiled.bytes < sum(kernel.bytes for kernel in plain)
