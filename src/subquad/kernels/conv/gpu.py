@@ -18,7 +18,6 @@ from torch import Tensor
 
 # torch's own softmax is a fused kernel on a GPU
 from subquad.kernels.conv.reference import softmax as softmax
-from subquad.kernels.conv.reference import softmax_gradient_ as softmax_gradient_
 
 TILE = 2048  # numbers in a tile: 16 for each of the 128 threads of a program
 MOST_CHANNELS = 64
@@ -52,6 +51,11 @@ def tap_gradient(grad: Tensor, x: Tensor, before: int, taps_shape: Sequence[int]
                 grad.contiguous(), x.contiguous(), sums, *sizes, COUNT=count, OWN=own, TIME=time, CHANNELS=width
             )
     return sums if own else sums.sum((0, 1))
+
+
+def softmax_gradient_(grad: Tensor, taps: Tensor) -> Tensor:
+    """From the gradient of taps = softmax(logits) to that of the logits, in one kernel of torch; `grad` is used up."""
+    return torch._softmax_backward_data(grad, taps, -1, taps.dtype)
 
 
 def _convolved(source: Tensor, taps: Tensor, before: int, length: int, transposed: bool) -> Tensor:
