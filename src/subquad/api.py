@@ -120,7 +120,7 @@ def profile(recipe: RecipeLike, *changes: str, updates: int, out: str | Path | N
         # what the updates log must not become a part of the run
         with tempfile.TemporaryDirectory() as scratch, TrainingProgress(stream=io.StringIO()) as progress:
             trainer = Trainer(read, task, Path(scratch), progress, [], workers)
-            with closing(trainer.updates()) as steps:
+            with closing(trainer.loader), closing(trainer.updates()) as steps:
                 found = profile_updates(lambda: next(steps), trainer.phases, updates)
         if workers.is_rank_zero:
             found.write(folder)

@@ -59,9 +59,9 @@ def test_every_mode_and_size_becomes_an_input(form: str) -> None:
         for size in ((1, 1), (1, 300), (1000, 1)):
             image = decode_image(picture(form, mode, size), "image")
             assert image.mode == "RGB"
-            for found in (EvalTransform(OPTIONS)(image), TrainTransform(OPTIONS)(image, generator)):
+            for found in (EvalTransform(OPTIONS)(image), TrainTransform(OPTIONS)(image, generator)[0]):
                 assert found.shape == (3, 8, 8)
-                assert found.isfinite().all()
+                assert found.dtype == np.uint8
 
 
 def png_header(width: int, height: int) -> bytes:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from subquad.data.images.mixup import MixingOptions, mix_batch, soft_targets
+from subquad.data.images.inputs import erase_boxes, stack_erasures
+from subquad.data.images.mixup import MixingOptions, draw_mixing, mix_images, mix_targets, soft_targets
 from subquad.data.images.sets import ArrayImages, FolderImages, UnreadableImage, decode_image, open_images
 
 Image = pytest.importorskip("PIL.Image")
@@ -157,6 +158,13 @@ def test_parquet(folder):
         assert list(images.skipped) == [f"{folder / 'train.parquet'} row 2"]
 
 
+def mix_batch(images, labels, num_classes, options, generator):
+    """Mixed images and targets, as the image task makes them."""
+    drawn = draw_mixing(images.shape[-2:], options, generator)
+    targets = soft_targets(labels, num_classes, options.smoothing)
+    return mix_images(images, drawn), mix_targets(targets, drawn)
+
+
 def test_mixup_shares_images_and_targets():
     images, labels = torch.rand(5, 3, 8, 8), torch.tensor([0, 1, 2, 3, 0])
     options = MixingOptions(cutmix=0, smoothing=0)
@@ -203,25 +211,43 @@ def test_training_transforms_follow_the_generator(torchvision):
     transform = TrainTransform(AugmentOptions(size=16, jitter=0.3, erase=0.5))
     image, state = picture(), torch.random.get_rng_state()
     seen = [transform(image, generator(seed)) for seed in range(30)]
-    assert all(part.shape == (3, 16, 16) and part.dtype == torch.float32 for part in seen)
-    assert all(torch.isfinite(part).all() for part in seen)
-    assert len({part.sum().item() for part in seen}) == 30
-    assert all(transform(image, generator(seed)).equal(seen[seed]) for seed in range(30))
+    assert all(pixels.shape == (3, 16, 16) and pixels.dtype == np.uint8 for pixels, _ in seen)
+    assert len({pixels.tobytes() for pixels, _ in seen}) == 30
+    assert 5 < sum(erasure is not None for _, erasure in seen) < 25
+    for seed, (pixels, erasure) in enumerate(seen):
+        again, erased_again = transform(image, generator(seed))
+        assert np.array_equal(again, pixels)
+        assert (erasure is None) == (erased_again is None)
+        if erasure is not None and erased_again is not None:
+            assert erasure.box == erased_again.box
+            assert erasure.noise.equal(erased_again.noise)
     assert torch.random.get_rng_state().equal(state), "torch's own generator is left alone"
 
 
 def test_evaluation_shows_the_centre(torchvision):
     from subquad.data.images.transforms import AugmentOptions, EvalTransform
 
-    grey = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
     pixels = np.zeros((256, 300, 3), np.uint8)
     pixels[100:156, 120:180] = 255
-    shown = EvalTransform(AugmentOptions(**grey))(Image.fromarray(pixels))
+    shown = EvalTransform(AugmentOptions())(Image.fromarray(pixels))
     assert shown.shape == (3, 224, 224)
-    assert shown.sum().item() == pytest.approx(3 * 56 * 60)
-    same = EvalTransform(AugmentOptions(size=8, eval_crop=1.0, **grey))(pixels[96:104, 116:124].transpose(2, 0, 1))
-    assert same.equal(torch.from_numpy(pixels[96:104, 116:124].transpose(2, 0, 1)).float() / 255)
+    assert shown.sum() == 255 * 3 * 56 * 60
+    part = pixels[96:104, 116:124].transpose(2, 0, 1)
+    assert np.array_equal(EvalTransform(AugmentOptions(size=8, eval_crop=1.0))(part), part)
     assert EvalTransform(AugmentOptions(size=64))(picture(20, 37)).shape == (3, 64, 64)
+
+
+def test_pixels_are_normalised_by_channel(torchvision):
+    """Bytes as parts of 255, and numbers as they are."""
+    from subquad.data.images.inputs import Augmented
+    from subquad.data.images.transforms import AugmentOptions
+
+    transform = Augmented(AugmentOptions(size=4, mean=(0.25, 0.5), std=(0.5, 2.0)))
+    pixels = torch.arange(32, dtype=torch.uint8).view(2, 4, 4)
+    expected = torch.stack([(pixels[0] / 255 - 0.25) / 0.5, (pixels[1] / 255 - 0.5) / 2])
+    assert transform.normalise(pixels).equal(expected)
+    assert transform.normalise(pixels[None].float() / 255)[0].equal(expected)
+    assert pixels.equal(torch.arange(32, dtype=torch.uint8).view(2, 4, 4)), "the batch is left alone"
 
 
 def test_small_and_float_images(torchvision):
@@ -230,11 +256,12 @@ def test_small_and_float_images(torchvision):
     options = {"size": 8, "crop": "pad", "mean": (0.3,), "std": (0.4,)}
     digit = RNG.random((1, 8, 8), np.float32)
     transform = TrainTransform(AugmentOptions(**options, randaugment=None, erase=0))
-    assert transform(digit, generator()).shape == (1, 8, 8)
+    pixels, erasure = transform(digit, generator())
+    assert (pixels.shape, pixels.dtype, erasure) == ((1, 8, 8), np.float32, None)
     with pytest.raises(ValueError, match="need 8-bit images"):
         TrainTransform(AugmentOptions(**options))(digit, generator())
-    byte = TrainTransform(AugmentOptions(**options))((255 * digit).astype(np.uint8), generator())
-    assert byte.shape == (1, 8, 8)
+    byte, _ = TrainTransform(AugmentOptions(**options))((255 * digit).astype(np.uint8), generator())
+    assert (byte.shape, byte.dtype) == ((1, 8, 8), np.uint8)
     with pytest.raises(ValueError, match="1 channels, but mean and std are for 3"):
         TrainTransform(AugmentOptions(size=8, crop="none", randaugment=None))(digit, generator())
 
@@ -253,9 +280,9 @@ def test_every_operation_of_randaugment_changes_the_image(torchvision):
             RandAugment.parse(wrong)
 
 
-def test_crops_and_erasures_stay_inside(torchvision):
+def test_crops_stay_inside(torchvision):
     from subquad.data.images.randaugment import Random
-    from subquad.data.images.transforms import crop_box, erase
+    from subquad.data.images.transforms import crop_box
 
     chance = Random(generator())
     for height, width in ((20, 30), (1, 50), (50, 1), (3, 3)):
@@ -264,7 +291,21 @@ def test_crops_and_erasures_stay_inside(torchvision):
             assert 0 <= top <= top + high <= height
             assert 0 <= left <= left + wide <= width
             assert high * wide > 0
-    image = torch.zeros(3, 32, 32)
-    shares = [(erase(image, generator(seed)) != 0).float().mean().item() for seed in range(100)]
-    assert 0.01 < min(shares) < max(shares) < 0.4
-    assert image.abs().max() == 0
+
+
+def test_boxes_of_a_batch_become_noise(torchvision):
+    """Each image its own box and noise, the others untouched; the reference writes them one by one."""
+    from subquad.data.images.transforms import draw_erasure
+
+    erasures = [draw_erasure((3, 32, 24), generator(seed)) if seed % 3 else None for seed in range(20)]
+    images = torch.randn(20, 3, 32, 24, generator=generator())
+    expected = images.clone()
+    for image, erasure in zip(expected, erasures, strict=True):
+        if erasure is not None:
+            top, bottom, left, right = erasure.box
+            assert 0 <= top < bottom <= 32
+            assert 0 <= left < right <= 24
+            assert 0.01 < (bottom - top) * (right - left) / (32 * 24) < 0.4
+            image[:, top:bottom, left:right] = erasure.noise
+    assert erase_boxes(images.clone(), stack_erasures(erasures)).equal(expected)
+    assert erase_boxes(images, stack_erasures([None] * 20)) is images

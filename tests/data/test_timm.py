@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from subquad.data.images import mixup
-from subquad.data.images.mixup import MixingOptions, mix_batch
+from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.randaugment import MAX_STRENGTH, OPERATIONS, RandAugment, Random
 from subquad.packages import require_torchvision
+from tests.data.test_images import mix_batch
 
 Image: Any = pytest.importorskip("PIL.Image")
 require_torchvision()  # timm imports it, also where it was built for another torch

@@ -62,11 +62,11 @@ def test_plain_arrays_have_mean_0_and_deviation_1_without_vision_packages(monkey
     for name in ("torchvision", "PIL", "PIL.Image"):
         monkeypatch.setitem(sys.modules, name, None)
     task = ImageClassificationTask({"train": image_set(40), "valid": image_set(8, seed=1)})
-    images = task.samples("train", training=True).batch(np.arange(40))["images"]
+    images = task.model_inputs(task.samples("train", training=True).batch(np.arange(40)))["images"]
     torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(images.std((0, 2, 3)), torch.ones(3), atol=1e-3, rtol=0)
     # the other splits are measured by the training images
-    valid = task.samples("valid", training=False).batch(np.arange(8))["images"]
+    valid = task.model_inputs(task.samples("valid", training=False).batch(np.arange(8)))["images"]
     pixels = torch.from_numpy(task.splits["valid"][3][0] / 255)
     assert isinstance(task.transform, Standardize)
     back = valid[3] * task.transform.std + task.transform.mean
@@ -76,8 +76,9 @@ def test_plain_arrays_have_mean_0_and_deviation_1_without_vision_packages(monkey
 
 def test_constant_channels_stay_finite() -> None:
     images = ArrayImages(np.full((4, 1, 8, 8), 7, np.uint8), np.arange(4), list("abcd"), "grey")
-    assert torch.equal(ImageClassificationTask({"train": images}).samples("train", False).batch(np.arange(4))["images"],
-                       torch.zeros(4, 1, 8, 8))  # fmt: skip
+    task = ImageClassificationTask({"train": images})
+    batch = task.model_inputs(task.samples("train", False).batch(np.arange(4)))
+    assert torch.equal(batch["images"], torch.zeros(4, 1, 8, 8))
 
 
 def test_evaluation_is_always_the_same_and_training_follows_its_seed() -> None:
@@ -107,11 +108,12 @@ def test_the_best_five_count_where_there_are_more(classes: int, said: set[str]) 
 def test_mixed_targets_are_shares_that_the_loss_uses() -> None:
     task = ImageClassificationTask({"train": image_set(16)}, mixing=MixingOptions(smoothing=0.1))
     batch = task.samples("train", training=True).batch(np.arange(8))
-    torch.testing.assert_close(batch["targets"].sum(1), torch.ones(8))
-    assert torch.equal(batch["labels"], batch["targets"].argmax(1))
+    read = task.model_inputs(batch)
+    torch.testing.assert_close(read["targets"].sum(1), torch.ones(8))
+    assert torch.equal(read["labels"], read["targets"].argmax(1))
     logits = torch.randn(8, 4)
     found = task.loss(lambda _: (logits, None, None), batch)  # type: ignore[arg-type]
-    expected = -(batch["targets"] * logits.log_softmax(1)).sum()
+    expected = -(read["targets"] * logits.log_softmax(1)).sum()
     torch.testing.assert_close(found.total, expected)
     assert found.count == 8
 

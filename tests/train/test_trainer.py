@@ -98,7 +98,7 @@ def test_an_interrupted_run_ends_as_the_uninterrupted_one(task: str, tmp_path: P
 def test_training_learns_and_logs(task: str, tmp_path: Path) -> None:
     given = recipe(task, updates=40, log_every=10, validate_every=20)
     trained = trainer(given, tmp_path)
-    before = validate(trained.task, trained.loss, "valid", trained.device)
+    before = validate(trained.task, trained.loss, trained.loader, "valid")
     after = trained.fit()
     assert after["loss"] < before["loss"]
     logged = read_metrics(tmp_path / "metrics.jsonl")
@@ -117,7 +117,7 @@ def test_metrics_do_not_depend_on_the_batches(tmp_path: Path) -> None:
     with torch.no_grad():
         losses = [trained.task.loss(trained.model, samples.batch(torch.tensor([i]).numpy())) for i in range(20)]
     mean = sum(float(loss.nll) for loss in losses) / sum(loss.count for loss in losses)
-    assert validate(trained.task, trained.loss, "valid", trained.device)["loss"] == pytest.approx(mean, rel=1e-5)
+    assert validate(trained.task, trained.loss, trained.loader, "valid")["loss"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:

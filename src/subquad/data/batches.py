@@ -2,12 +2,10 @@
 
 A batch costs (number of samples) × (length of its longest sample), because shorter samples are padded to that length.
 Every sample is in exactly one batch of an epoch. The order depends only on the seed and the number of the epoch.
-Threads may build batches ahead of time: the content of a batch depends neither on their number nor on their pace.
+loader.py builds batches ahead of time; what is in a batch depends on its place in the epoch alone.
 """
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
@@ -22,7 +20,6 @@ from subquad.data.stable_rng import StableRng
 
 Batch = np.ndarray  # (samples,) int64: the indices of the samples
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Budget(Options):
@@ -176,20 +173,33 @@ def split_batches(batches: Sequence[Item], rank: int, world: int) -> tuple[list[
 class UpdatePlan:
     """What one rank does in an update of the model.
 
-    batches: each with its place in all of training. idle: whether the last of them is another rank's, see
-    `split_batches`. used: the number of batches of all ranks together.
+    batches: the numbers of their samples, and the seed that follows from their place in all of training. idle: whether
+    the last of them is another rank's, see `split_batches`. used: the number of batches of all ranks together. after:
+    the place in the data after the update. of_epoch: the number of batches of its epoch.
     """
 
-    batches: list[tuple[Batch, Cursor]]
+    batches: list[tuple[Batch, int]]
     idle: bool
     used: int
+    after: Cursor
+    of_epoch: int
 
 
-def plan_updates(plan: BatchPlan, cursor: Cursor, accumulate: int, rank: int, world: int) -> list[UpdatePlan]:
-    """Returns what one of `world` ranks does in the rest of an epoch; an update is made of `accumulate` batches."""
-    batches = [(batch, Cursor(cursor.epoch, place)) for place, batch in enumerate(plan.rest(cursor), cursor.batch)]
-    groups = [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
-    return [UpdatePlan(*split_batches(group, rank, world), len(group)) for group in groups]
+def plan_updates(plan: BatchPlan, cursor: Cursor, accumulate: int, rank: int, world: int) -> Iterator[UpdatePlan]:
+    """Yields what one of `world` ranks does from `cursor` on, without end; an update has `accumulate` batches.
+
+    The last update of an epoch has those that are left.
+    """
+    while True:
+        rest = plan.rest(cursor)
+        total = cursor.batch + len(rest)
+        for start in range(0, len(rest), accumulate):
+            group = rest[start : start + accumulate]
+            seeded = [
+                (batch, batch_seed(plan.seed, cursor.epoch, place)) for place, batch in enumerate(group, cursor.batch)
+            ]
+            cursor = cursor.after(len(group), total)
+            yield UpdatePlan(*split_batches(seeded, rank, world), len(group), cursor, total)
 
 
 def collate_pairs(samples: Sequence[tuple[ArrayLike, ArrayLike]], pad: int, eos: int) -> dict[str, Tensor]:
@@ -233,30 +243,6 @@ def _pad_rows(rows: Sequence[np.ndarray], pad: int, eos: int) -> tuple[Tensor, T
 
 
 # ---------------------------------------------------------------------- building them
-
-AHEAD = 2  # items that each thread works on or has ready
-
-
-def prefetch(build: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Generator[Result]:
-    """Yields build(item) for every item, in order. With 0 threads each result is built when it is asked for.
-
-    An exception in `build` is raised here when it is the turn of its item. Closing the generator drops the results that
-    nobody asked for.
-    """
-    if not threads:
-        yield from map(build, items)
-        return
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="batches")
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(build, item))
-            if len(waiting) > AHEAD * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def batch_seed(seed: int, epoch: int, number: int) -> int:

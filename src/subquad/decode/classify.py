@@ -9,7 +9,7 @@ import torch
 
 from subquad.data.batches import BatchPlan, Budget, collate_texts, to_device
 from subquad.data.images.arrays import CHANNELS, IMAGE_KEYS, channels_first
-from subquad.data.images.inputs import Augmented, Standardize, image_tensor
+from subquad.data.images.inputs import InputTransform, image_tensor
 from subquad.data.images.sets import decode_image
 from subquad.data.numpy_files import read_npy, read_npz
 from subquad.data.text.folders import read_whole_text
@@ -28,7 +28,7 @@ ClassProbabilities = list[tuple[str, float]]
 class ImageClassifier:
     """Classifies images in files with a model."""
 
-    def __init__(self, model: Model, classes: Sequence[str], transform: Standardize | Augmented) -> None:
+    def __init__(self, model: Model, classes: Sequence[str], transform: InputTransform) -> None:
         """classes: their names in the order of the logits. transform: turns an image into an input of the model."""
         self.model, self.classes, self.transform = model, classes, transform
         self.device = next(model.parameters()).device

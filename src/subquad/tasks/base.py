@@ -191,6 +191,11 @@ class Task(ABC):
     def samples(self, split: str, training: bool) -> Samples:
         """The samples of a split. With `training` they may be augmented, mixed or repeated."""
 
+    @property
+    def builds_in_processes(self) -> bool:
+        """Whether workers that build batches are processes, as suits costly samples, or threads."""
+        return False
+
     @classmethod
     def budget(cls, budget: Budget) -> Budget:
         """The limits of a batch, where the task knows better than the recipe's defaults."""

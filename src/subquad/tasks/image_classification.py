@@ -21,8 +21,16 @@ from subquad.data import builtin
 from subquad.data.batches import Batch, Budget, to_device
 from subquad.data.builtin.sets import DigitsOptions
 from subquad.data.hub import HUB
-from subquad.data.images.inputs import Augmented, Standardize, transform_from
-from subquad.data.images.mixup import MixingOptions, mix_batch
+from subquad.data.images.inputs import (
+    Augmented,
+    InputTransform,
+    Standardize,
+    erase_boxes,
+    stack_erasures,
+    stack_pixels,
+    transform_from,
+)
+from subquad.data.images.mixup import MixingOptions, draw_mixing, mix_images, mix_targets, soft_targets
 from subquad.data.images.sets import ImageSet, ImageSubset, hold_out, open_images
 from subquad.data.images.transforms import AugmentOptions
 from subquad.data.text.prepare import ReportProgress
@@ -145,7 +153,7 @@ class ImageSamples:
     def __init__(
         self,
         images: ImageSet,
-        transform: Standardize | Augmented,
+        transform: InputTransform,
         training: bool = False,
         mixing: MixingOptions | None = None,
         repeated: int = 1,
@@ -156,25 +164,29 @@ class ImageSamples:
         self.sizes: tuple[np.ndarray, ...] = (np.ones(len(images), np.int64),)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:
-        """images (B, C, H, W); labels (B,); after mixing also targets (B, classes). Unreadable images are left out."""
+        """Pixels and what was drawn, from which `ImageClassificationTask.model_inputs` makes what a model reads.
+
+        images: (B, C, H, W), 8-bit ones as uint8; labels: (B,). For the rest see `stack_erasures` and `draw_mixing`.
+        Unreadable images are left out.
+        """
         # A batch of repeated augmentation shows its first images several times instead of the others: batches are
         # random, so an epoch shows a random part of the images.
         taken = self._take(np.repeat(numbers, self.repeated)[: len(numbers)])
         generator = torch.Generator().manual_seed(seed) if self.training else None
-        images = torch.empty(len(taken), *self.transform.shape)
-        for place, (image, _) in enumerate(taken):
-            made = self.transform(image, generator)
-            if made.shape != images.shape[1:]:
-                raise ValueError(
-                    f"images have different sizes, {tuple(made.shape)} and {self.transform.shape} (channels, height, "
-                    "width): give data.augment, with the size that the model reads"
-                )
-            images[place] = made
-        labels = torch.tensor([label for _, label in taken], dtype=torch.int64)
-        if self.mixing is None or generator is None:
-            return {"images": images, "labels": labels}
-        images, targets = mix_batch(images, labels, len(self.images.classes), self.mixing, generator)
-        return {"images": images, "labels": targets.argmax(1), "targets": targets}
+        built = [self.transform.pixels(image, generator) for image, _ in taken]
+        batch = {
+            "images": stack_pixels([pixels for pixels, _ in built], self.transform.shape),
+            "labels": torch.tensor([label for _, label in taken], dtype=torch.int64),
+            **stack_erasures([erasure for _, erasure in built]),
+        }
+        if self.mixing is not None and generator is not None:
+            batch |= draw_mixing(self.transform.shape[1:], self.mixing, generator)
+        return batch
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The images that could not be read so far, by name, with the reason."""
+        return self.images.skipped
 
     def _take(self, numbers: Batch) -> list[tuple[Any, int]]:
         known = set(self.images.skipped)
@@ -204,7 +216,7 @@ class ImageClassificationTask(ClassificationTask):
         """smoothing: the label smoothing of targets that are not mixed; mixed ones have `mixing.smoothing`."""
         super().__init__(smoothing, aux_weight)
         self.splits, self.mixing, self.repeated = splits, mixing, repeated
-        self.transform = Standardize.of(splits["train"]) if augment is None else Augmented(augment)
+        self.transform: InputTransform = Standardize.of(splits["train"]) if augment is None else Augmented(augment)
 
     @classmethod
     def open(
@@ -224,6 +236,10 @@ class ImageClassificationTask(ClassificationTask):
     def samples(self, split: str, training: bool) -> ImageSamples:
         check_split(split, self.splits)
         return ImageSamples(self.splits[split], self.transform, training, self.mixing, self.repeated)
+
+    @property
+    def builds_in_processes(self) -> bool:
+        return isinstance(self.transform, Augmented)  # arrays that stay as they are cost less than a process
 
     @classmethod
     def budget(cls, budget: Budget) -> Budget:
@@ -271,6 +287,22 @@ class ImageClassificationTask(ClassificationTask):
         return {"classes": list(self.splits["train"].classes), "transform": self.transform.to_json()}
 
     # ------------------------------------------------------------------ loss
+
+    def model_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What `model_loss` reads, from a batch of samples, on the batch's device.
+
+        images: (B, C, H, W), normalised, erased and mixed; labels: (B,); of mixed training images also targets
+        (B, classes).
+        """
+        images = erase_boxes(self.transform.normalise(batch["images"]), batch)
+        if self.mixing is None or "shares" not in batch:
+            return {"images": images, "labels": batch["labels"]}
+        targets = soft_targets(batch["labels"], len(self.splits["train"].classes), self.mixing.smoothing)
+        targets = mix_targets(targets, batch)
+        return {"images": mix_images(images, batch), "labels": targets.argmax(1), "targets": targets}
+
+    def loss(self, model: Model, batch: Mapping[str, Tensor]) -> LossOutput:
+        return super().loss(model, self.model_inputs(batch))
 
     @classmethod
     def model_loss(
@@ -327,7 +359,7 @@ class ImageClassificationTask(ClassificationTask):
         numbers = evenly_spaced(len(samples.images), most)
         starts = range(0, len(numbers), IMAGES_PER_BATCH)
         batches = [samples.batch(numbers[start : start + IMAGES_PER_BATCH]) for start in starts]
-        pixels = torch.cat([pool_pixels(batch["images"]) for batch in batches])
+        pixels = torch.cat([pool_pixels(self.transform.normalise(batch["images"])) for batch in batches])
         return pixels, torch.cat([batch["labels"] for batch in batches])
 
     @classmethod
@@ -349,6 +381,7 @@ def _ranks(model: Model, samples: ImageSamples, numbers: list[int], device: torc
         return {}
     batch = {name: torch.cat([single[number][name] for number in readable]) for name in ("images", "labels")}
     batch = to_device(batch, device)
-    ranks = class_ranks(model(batch["images"]).logits, batch["labels"]).tolist()
+    images = samples.transform.normalise(batch["images"])
+    ranks = class_ranks(model(images).logits, batch["labels"]).tolist()
     labels = batch["labels"].tolist()
     return dict(zip(readable, map(list, zip(labels, ranks, strict=True)), strict=True))

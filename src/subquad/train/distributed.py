@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from subquad.data.batches import BatchPlan, prefetch, split_batches, to_device
+from subquad.data.batches import BatchPlan, split_batches
+from subquad.data.loader import BatchLoader
 from subquad.mixers import Mixer
 from subquad.models import Model
 from subquad.nn.block import Block
@@ -284,31 +285,30 @@ def _skips_blocks(module: nn.Module) -> bool:
 def validate(
     task: Task,
     loss: DistributedLoss,
+    loader: BatchLoader,
     split: str,
-    device: torch.device,
-    threads: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Returns the task's metrics on a split, in eval mode, over every sample once. The processes share the samples.
 
-    threads: build batches ahead of need. stop: asked now and then, by all processes at once; if it says so, the
+    stop: asked now and then, by all processes at once; if it says so, the
     validation is given up, and there are no metrics.
     """
-    samples, model, workers = task.samples(split, training=False), loss.model, loss.workers
+    samples, model, workers = loader.samples[split], loss.model, loss.workers
     training = model.training
     model.eval()
     sums: dict[str, Tensor | float] = {}
     plan = BatchPlan(*samples.sizes, budget=task.budget(evaluation_budget(samples)), shuffle=False)
     own, idle = split_batches(plan.epoch(0), workers.rank, workers.world)
-    with torch.no_grad(), closing(prefetch(samples.batch, own, threads)) as batches:
+    with torch.no_grad(), closing(loader.load(split, ((numbers, 0) for numbers in own))) as batches:
         for number, batch in enumerate(batches, 1):
             if number % STOP_EVERY == 0 and stop():
                 model.train(training)
                 return {}
-            found = loss(to_device(batch, device))
+            found = loss(batch)
             add_sums(sums, {**found.sums, COUNT: float(found.count)}, counts=not (idle and number == len(own)))
     model.train(training)
-    totals = workers.all_reduce(sums, device)
+    totals = workers.all_reduce(sums, loader.device)
     count = int(totals.pop(COUNT))
     return task.metrics(totals, count)
 

@@ -42,7 +42,12 @@ class TrainConfig(Options):
     minutes: float | None = Field(None, gt=0, description="The run ends after this many minutes, validations included.")
     budget: Budget = Field(default_factory=Budget, description="How large a batch may become.")
     accumulate: int = Field(1, ge=1, description="The number of batches of an update, over all processes.")
-    data_workers: int = Field(0, ge=0, description="The number of threads that build batches ahead of time.")
+    data_workers: int = Field(
+        0,
+        ge=0,
+        description="How many workers of each process build batches ahead of time: processes for augmented images, "
+        "threads for other data.",
+    )
     smoothing: float = Field(0.0, ge=0, lt=1, description="The label smoothing of the loss.")
     aux_weight: float = Field(0.0, ge=0, description="The weight of the mixers' regulariser, for each target.")
     seed: int = Field(1, ge=0, description="The seed of the weights, the order of the data and all random numbers.")

@@ -1,7 +1,7 @@
 """The trainer: batches to losses to gradients to updates, with validation, checkpoints and a log.
 
     Trainer.fit          until a limit of the recipe is reached
-      Trainer.updates    plans an epoch, builds its batches, and makes one update for each `next`
+      Trainer.updates    plans updates, loads their batches, and makes one update for each `next`
         Updater.step     passes of all batches, one sum over all processes, clipping, the optimiser (updater.py)
       validate           the task's metrics on a split
       Trainer._save      weights, optimiser, generators, and the place in the epoch
@@ -11,18 +11,20 @@ place; a checkpoint holds weights, optimiser, generators and the place in the ep
 uninterrupted one, bit by bit.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subquad.data.batches import BatchPlan, Cursor, UpdatePlan, batch_seed, plan_updates, prefetch, to_device
+from subquad.data.batches import BatchPlan, Cursor, plan_updates
+from subquad.data.loader import BatchLoader
 from subquad.files import wrap_corrupt_data_errors
 from subquad.models import Model
 from subquad.models.base import compile_blocks
@@ -101,8 +103,9 @@ class Trainer:
         for module in self.model.modules():
             if isinstance(module, Stack):
                 module.recompute = config.checkpoint_activations
-        self.samples = task.samples("train", training=True)
-        self.plan = BatchPlan(*self.samples.sizes, budget=task.budget(config.budget), seed=config.seed)
+        samples = {split: task.samples(split, training=split == "train") for split in ("train", "valid")}
+        self.loader = BatchLoader(samples, config.data_workers, self.device, task.builds_in_processes)
+        self.plan = BatchPlan(*samples["train"].sizes, budget=task.budget(config.budget), seed=config.seed)
         allow_tf32(config.tf32, self.device)
         self.precision = self._agree_on_precision()
         self.loss = DistributedLoss(self.model, task.loss, workers, config.sharded, DTYPES[self.precision])
@@ -152,7 +155,7 @@ class Trainer:
             self.log.resumed(0)
         if not self._should_stop() and (note := self._unfinished_warmup()) is not None:
             self.progress.note(note)
-        with stop_requests() as self.stop, closing(self.updates()) as updates:
+        with stop_requests() as self.stop, closing(self.loader), closing(self.updates()) as updates:
             while not self._is_interrupted():
                 ends = self._should_stop()
                 if self._is_validation_due(ends):
@@ -221,22 +224,19 @@ class Trainer:
 
     def updates(self) -> Generator[bool]:
         """Trains for as long as it is asked to: one update for each `next`, which says whether an epoch ended."""
-        accumulate, threads = self.recipe.train.accumulate, self.recipe.train.data_workers
-        while True:
-            with self.phases("data"):
-                plans = plan_updates(self.plan, self.cursor, accumulate, self.workers.rank, self.workers.world)
-                self.batches_of_epoch = self.cursor.batch + sum(plan.used for plan in plans)
-            with closing(prefetch(self._build_batches, plans, threads)) as built:
-                for plan in plans:
-                    with self.phases("data"):
-                        batches = [to_device(batch, self.device) for batch in next(built)]
-                    self._step(batches, plan.idle)
-                    self.cursor = self.cursor.after(plan.used, self.batches_of_epoch)
-                    yield self.cursor.batch == 0
-
-    def _build_batches(self, plan: UpdatePlan) -> list[dict[str, Tensor]]:
-        seed = self.plan.seed
-        return [self.samples.batch(numbers, batch_seed(seed, *astuple(place))) for numbers, place in plan.batches]
+        workers = self.workers
+        planned = plan_updates(self.plan, self.cursor, self.recipe.train.accumulate, workers.rank, workers.world)
+        plans, ahead = itertools.tee(planned)
+        items = (item for plan in ahead for item in plan.batches)
+        with closing(self.loader.load("train", items)) as built:
+            while True:
+                with self.phases("data"):
+                    plan = next(plans)
+                    batches = list(itertools.islice(built, len(plan.batches)))
+                self.batches_of_epoch = plan.of_epoch
+                self._step(batches, plan.idle)
+                self.cursor = plan.after
+                yield self.cursor.batch == 0
 
     def _step(self, batches: Sequence[TensorBatch], idle: bool) -> None:
         self.model.train()
@@ -292,8 +292,7 @@ class Trainer:
 
     def _validate(self) -> None:
         with self.updater.ema.applied(self.model) if self.updater.ema is not None else nullcontext():
-            threads = self.recipe.train.data_workers
-            metrics = validate(self.task, self.loss, "valid", self.device, threads, self._exchange_stop)
+            metrics = validate(self.task, self.loss, self.loader, "valid", self._exchange_stop)
         if not metrics:  # it was interrupted
             return
         self.metrics, self.validated = metrics, self.update

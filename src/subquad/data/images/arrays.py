@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -101,16 +102,24 @@ def open_npz(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
     return _from_arrays(images, labels, classes, path)
 
 
-def open_npy(path: Path, classes: Sequence[str] | None = None) -> ArrayImages:
-    """Opens `<name>.npy` with the images, which is memory-mapped, and `<name>.labels.npy` beside it."""
-    labels_path = path.with_suffix(".labels.npy")
-    if not labels_path.exists():
-        raise ValueError(f"{path} has no labels: {labels_path} is missing")
-    try:
-        images, labels = read_npy(path), read_npy(labels_path)
-    except ValueError as error:
-        raise ValueError(f"{path} or {labels_path} cannot be read as npy: {error}") from None
-    return _from_arrays(images, labels, classes, path)
+class MappedImages(ArrayImages):
+    """`<name>.npy` with the images, which is memory-mapped, and `<name>.labels.npy` beside it."""
+
+    def __init__(self, path: Path, classes: Sequence[str] | None = None) -> None:
+        labels_path = path.with_suffix(".labels.npy")
+        if not labels_path.exists():
+            raise ValueError(f"{path} has no labels: {labels_path} is missing")
+        try:
+            images, labels = read_npy(path), read_npy(labels_path)
+        except ValueError as error:
+            raise ValueError(f"{path} or {labels_path} cannot be read as npy: {error}") from None
+        if not labels.size:
+            raise ValueError(f"{path} holds no images")
+        super().__init__(channels_first(images, str(path)), labels, class_names(labels, classes), str(path))
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Path, list[str]]]:
+        return type(self), (self.path, self.classes)  # a worker process maps the file too
 
 
 def _from_arrays(images: np.ndarray, labels: np.ndarray, classes: Sequence[str] | None, path: Path) -> ArrayImages:

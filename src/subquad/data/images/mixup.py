@@ -1,6 +1,10 @@
-"""Mixup and CutMix with soft targets, as DeiT applies them to whole batches."""
+"""Mixup and CutMix with soft targets, as DeiT applies them to whole batches.
+
+What is random is drawn where the batch is built; pixels are mixed on the device that trains.
+"""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,27 +34,42 @@ def soft_targets(labels: Tensor, num_classes: int, smoothing: float = 0.0) -> Te
     return targets.scatter_(1, labels[:, None], 1 - smoothing + smoothing / num_classes)
 
 
-def mix_batch(
-    images: Tensor, labels: Tensor, num_classes: int, options: MixingOptions, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Mixes image i of the batch with image B - 1 - i. Returns new images and soft targets (B, num_classes).
+def draw_mixing(size: Sequence[int], options: MixingOptions, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draws how a batch of images of `size` (height, width) is mixed; `mix_images` and `mix_targets` do it.
 
-    images: (B, C, H, W), labels: (B,). Mixup gives share · x_i + (1 - share) · x_j; CutMix pastes a box of x_j into
-    x_i, and its share is the part of the area that is left. The targets are mixed by the same share.
+    shares: (2,) float32, those of the image itself and of the other. cut: (4,) int64, top, bottom, left and right of
+    the box that CutMix pastes; without it mixup is meant. A batch that is not mixed has an empty box.
     """
-    targets = soft_targets(labels, num_classes, options.smoothing)
     choice = _choose(options, generator)
-    if choice is None:
-        return images, targets
-    use_cutmix, share = choice
-    if use_cutmix:
-        top, bottom, left, right = _random_box(images.shape[-2:], share, generator)
-        mixed = images.clone()
-        mixed[..., top:bottom, left:right] = images.flip(0)[..., top:bottom, left:right]
-        share = 1 - (bottom - top) * (right - left) / (images.shape[-2] * images.shape[-1])
-    else:
-        mixed = images * share + images.flip(0) * (1 - share)
-    return mixed, targets * share + targets.flip(0) * (1 - share)
+    if choice is not None and not choice[0]:
+        return {"shares": torch.tensor([choice[1], 1 - choice[1]])}
+    top, bottom, left, right = (0, 0, 0, 0) if choice is None else _random_box(size, choice[1], generator)
+    share = 1 - (bottom - top) * (right - left) / (size[0] * size[1])
+    return {"shares": torch.tensor([share, 1 - share]), "cut": torch.tensor([top, bottom, left, right])}
+
+
+def mix_images(images: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+    """Returns images (B, C, H, W) in which number i is mixed with number B - 1 - i, as was drawn.
+
+    Mixup gives share · x_i + (1 - share) · x_j; CutMix pastes a box of x_j into x_i, and its share is the part of the
+    area that is left. Nothing is read back from the device.
+    """
+    if "cut" in drawn:
+        return torch.where(inside_boxes(drawn["cut"][None], images.shape[-2:]), images.flip(0), images)
+    return (images * drawn["shares"][0]).add_(images.flip(0).mul_(drawn["shares"][1]))
+
+
+def mix_targets(targets: Tensor, drawn: Mapping[str, Tensor]) -> Tensor:
+    """Returns targets (B, classes) that are mixed by the shares of their images."""
+    return targets * drawn["shares"][0] + targets.flip(0) * drawn["shares"][1]
+
+
+def inside_boxes(boxes: Tensor, size: Sequence[int]) -> Tensor:
+    """Returns bool (n, 1, height, width), True inside each box. boxes: (n, 4), top, bottom, left and right."""
+    top, bottom, left, right = (edge[:, None] for edge in boxes.unbind(1))
+    y, x = (torch.arange(side, device=boxes.device) for side in size)
+    rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)
+    return (rows[:, :, None] & columns[:, None, :])[:, None]
 
 
 def _choose(options: MixingOptions, generator: torch.Generator) -> tuple[bool, float] | None:
@@ -64,7 +83,7 @@ def _choose(options: MixingOptions, generator: torch.Generator) -> tuple[bool, f
     return use_cutmix, float(np.random.default_rng(seed).beta(alpha, alpha))
 
 
-def _random_box(size: torch.Size, share: float, generator: torch.Generator) -> tuple[int, int, int, int]:
+def _random_box(size: Sequence[int], share: float, generator: torch.Generator) -> tuple[int, int, int, int]:
     """Returns top, bottom, left and right of a box of 1 - share of the area around a random centre."""
     edges = []
     for side in size:

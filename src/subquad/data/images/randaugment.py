@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from subquad.packages import require_torchvision
+from subquad.packages import require, require_torchvision
 
 MAX_STRENGTH = 10.0
 Operation = Callable[[Any, float, "Random", list[float]], Any]
@@ -67,7 +67,11 @@ def _translate(axis: int) -> Operation:
     def translate(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:
         pixels = [0, 0]
         pixels[axis] = round(rng.random_sign(0.45 * strength) * image.size[axis])
-        return _affine(image, fill, translate=pixels)
+        # whole pixels: what an affine transform would interpolate is the image itself
+        colour = tuple(map(int, fill)) if len(fill) > 1 else int(fill[0])
+        moved = require("PIL.Image", "RandAugment", "vision", package="Pillow").new(image.mode, image.size, colour)
+        moved.paste(image, tuple(pixels))
+        return moved
 
     return translate
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from subquad.data.hub import HUB, load_hub
-from subquad.data.images.arrays import ArrayImages, check_labels, class_names, open_idx, open_npy, open_npz
+from subquad.data.images.arrays import ArrayImages, MappedImages, check_labels, class_names, open_idx, open_npz
 from subquad.packages import require
 
 # Pillow can open more formats, some by starting other programs. Data from elsewhere must not reach those programs.
@@ -59,7 +59,7 @@ def open_images(path: str | Path, *, classes: Sequence[str] | None = None) -> Im
     if path.suffix == ".npz":
         return open_npz(path, classes)
     if path.suffix == ".npy":
-        return open_npy(path, classes)
+        return MappedImages(path, classes)
     if "-images-idx3-ubyte" in path.name:
         return open_idx(path, classes)
     if path.suffix in SUFFIXES:
@@ -87,7 +87,10 @@ def decode_image(content: Path | bytes, name: str, max_pixels: int = MAX_PIXELS)
             width, height = image.size
             if width * height > max_pixels:
                 raise UnreadableImage(f"{width}×{height} pixels are more than {max_pixels}")
-            return image.convert("RGB")
+            if image.mode != "RGB":
+                return image.convert("RGB")
+            image.load()  # converting it would copy it
+            return image
     except UnreadableImage as error:
         raise UnreadableImage(f"{name}: {error}") from None
     except Exception as error:  # decoders raise whatever damaged bytes lead them to
@@ -163,21 +166,21 @@ class FolderImages(EncodedImages):
             )
         if missing := [name for name in classes if name not in folders]:
             raise ValueError(f"{root} has no folder for {len(missing)} of the classes: {', '.join(missing[:10])}")
-        self.files: list[Path] = []
+        self.files: list[str] = []  # a million of them reach a worker process much sooner than as paths
         self.ignored = 0  # the number of files whose names are not those of images
         labels: list[int] = []
         for number, name in enumerate(classes):
             found = sorted(path for path in (root / name).rglob("*") if path.is_file())
             images = [path for path in found if path.suffix.lower() in SUFFIXES]
             self.ignored += len(found) - len(images)
-            self.files += images
+            self.files += map(str, images)
             labels += [number] * len(images)
         if not labels:
             raise ValueError(f"{root} holds no images; their names end in {', '.join(SUFFIXES)}")
         super().__init__(np.array(labels, np.int64), classes, str(root))
 
     def source(self, index: int) -> tuple[Path, str]:
-        return self.files[index], str(self.files[index])
+        return Path(self.files[index]), self.files[index]
 
 
 class TableImages(EncodedImages):
@@ -190,7 +193,7 @@ class TableImages(EncodedImages):
             raise ValueError(f"{name} has the columns {', '.join(table.column_names)}; it needs `image` and `label`")
         if not table.num_rows:
             raise ValueError(f"{name} holds no images")
-        self.column = table.column(image)
+        self.key, self.column = image, table.column(image)
         labels = np.array(table.column(label).to_pylist())
         if not np.issubdtype(labels.dtype, np.integer):
             raise ValueError(f"{name}: the column {label} holds {labels.dtype}, not class numbers")
@@ -215,6 +218,10 @@ class ParquetImages(TableImages):
         except (OSError, pyarrow.ArrowException) as error:
             raise ValueError(f"{name} cannot be read as parquet: {error}") from None
         super().__init__(table, classes, name)
+        self.paths = files
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.paths, self.classes)  # a worker process reads the files
 
 
 class HubImages(TableImages):
@@ -225,8 +232,15 @@ class HubImages(TableImages):
         if not at or not split:
             raise ValueError(f"{name}: a data set of the hub is named with its split, such as {name}@train")
         data_set, _, subset = whole.removeprefix(HUB).partition(":")
-        table = load_hub(f"{HUB}{data_set}", subset or None, split).with_format("arrow")[:]
-        super().__init__(table, classes, name)
+        self.loaded = load_hub(f"{HUB}{data_set}", subset or None, split).with_format("arrow")
+        super().__init__(self.loaded[:], classes, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "column": None}  # the library's own objects map their files again
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.column = self.loaded[:].column(self.key)
 
     def source(self, index: int) -> tuple[Path | bytes, str]:
         content, name = super().source(index)
@@ -253,10 +267,7 @@ class ImageSubset:
         self.sets, self.classes = sets, sets[0].classes
         self.ends = np.cumsum([len(images) for images in sets])
         self.chosen = np.arange(self.ends[-1]) if chosen is None else chosen
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        return {name: reason for images in self.sets for name, reason in images.skipped.items()}
+        self.skipped: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -272,7 +283,10 @@ class ImageSubset:
 
     def take(self, indices: Sequence[int] | np.ndarray) -> list[tuple[Any, int]]:
         places = [self._place(int(index)) for index in indices]
-        return [taken for images, number in places for taken in images.take([number])]
+        taken = [found for images, number in places for found in images.take([number])]
+        for images in self.sets:
+            self.skipped.update(images.skipped)
+        return taken
 
 
 def hold_out(sets: Sequence[Any], count: int) -> tuple[np.ndarray, np.ndarray]:

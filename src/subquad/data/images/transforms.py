@@ -1,11 +1,13 @@
-"""Transforms from an image to the tensor that a model reads, for training and for evaluation, as DeiT uses them.
+"""Transforms from an image to the pixels that a model reads, for training and for evaluation, as DeiT uses them.
 
 Touvron et al., "Training data-efficient image transformers", 2021. All random numbers come from the caller's generator.
 8-bit images (of Pillow, or uint8 arrays) can have every transform; float arrays only cropping, flipping and erasing.
+8-bit pixels stay so: a batch is normalised, erased and mixed on the device that trains (see inputs.py).
 """
 
 import math
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -66,15 +68,23 @@ class AugmentOptions(Options):
             raise ValueError("scale and ratio must be (least, most) above 0, and scale at most 1")
 
 
+class Erasure(NamedTuple):
+    """A part of a normalised image that normal noise replaces.
+
+    box: its top, bottom, left and right. noise: (C, bottom - top, right - left).
+    """
+
+    box: tuple[int, int, int, int]
+    noise: Tensor
+
+
 class ImageTransform:
-    """What training and evaluation share: conversion, resizing and normalisation."""
+    """What training and evaluation share: conversion and resizing."""
 
     def __init__(self, options: AugmentOptions) -> None:
         self.options = options
         self.functional = require_torchvision()
         self.bicubic = self.functional.InterpolationMode.BICUBIC
-        self.mean = torch.tensor(options.mean)[:, None, None]
-        self.std = torch.tensor(options.std)[:, None, None]
 
     def convert(self, image: Any) -> Any:
         """Returns an image of Pillow if the input has 8 bits, else a float tensor (C, H, W)."""
@@ -89,13 +99,13 @@ class ImageTransform:
             raise ValueError(f"images must be 8-bit or float, not {image.dtype}")
         return image.float()
 
-    def normalise(self, image: Any) -> Tensor:
-        """Returns a float32 tensor (C, size, size)."""
-        if not isinstance(image, Tensor):
-            image = self.functional.pil_to_tensor(image).float() / 255
-        if image.shape[0] != len(self.mean):
-            raise ValueError(f"images have {image.shape[0]} channels, but mean and std are for {len(self.mean)}")
-        return (image - self.mean) / self.std
+    def to_pixels(self, image: Any) -> np.ndarray:
+        """Returns an array (C, size, size), uint8 or float32."""
+        pixels = image.numpy() if isinstance(image, Tensor) else np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
+        if len(pixels) != len(self.options.mean):
+            channels = len(self.options.mean)
+            raise ValueError(f"images have {len(pixels)} channels, but mean and std are for {channels}")
+        return pixels
 
     def resize(self, image: Any, size: list[int]) -> Any:
         if self.image_size(image) == tuple(size):
@@ -108,9 +118,9 @@ class ImageTransform:
 
 
 class EvalTransform(ImageTransform):
-    """Resizes the short side to size / eval_crop, crops the centre and normalises."""
+    """Resizes the short side to size / eval_crop, and crops the centre."""
 
-    def __call__(self, image: Any) -> Tensor:
+    def __call__(self, image: Any) -> np.ndarray:
         image = self.convert(image)
         height, width = self.image_size(image)
         if max(height, width) > MAX_ASPECT * min(
@@ -124,17 +134,17 @@ class EvalTransform(ImageTransform):
         if min(height, width) != short:
             scale = short / min(height, width)
             image = self.resize(image, [max(short, int(height * scale)), max(short, int(width * scale))])
-        return self.normalise(self.functional.center_crop(image, [self.options.size, self.options.size]))
+        return self.to_pixels(self.functional.center_crop(image, [self.options.size, self.options.size]))
 
 
 class TrainTransform(ImageTransform):
-    """Crops, flips, applies RandAugment and colour jitter, normalises and erases."""
+    """Crops, flips, applies RandAugment and colour jitter, and draws what is erased."""
 
     def __init__(self, options: AugmentOptions) -> None:
         super().__init__(options)
         self.randaugment = RandAugment.parse(options.randaugment) if options.randaugment is not None else None
 
-    def __call__(self, image: Any, generator: torch.Generator) -> Tensor:
+    def __call__(self, image: Any, generator: torch.Generator) -> tuple[np.ndarray, Erasure | None]:
         rng, options = Random(generator), self.options
         image = self.random_crop(self.convert(image), rng)
         if rng.happens(options.flip):
@@ -149,8 +159,8 @@ class TrainTransform(ImageTransform):
                 image = self.randaugment(image, rng, [round(255 * value) for value in options.mean[:bands]])
             if options.jitter:
                 image = self.jitter_colours(image, rng)
-        tensor = self.normalise(image)
-        return erase(tensor, generator) if rng.happens(options.erase) else tensor
+        pixels = self.to_pixels(image)
+        return pixels, draw_erasure(pixels.shape, generator) if rng.happens(options.erase) else None
 
     def random_crop(self, image: Any, rng: Random) -> Any:
         size = [self.options.size, self.options.size]
@@ -187,18 +197,16 @@ def crop_box(
     return (height - high) // 2, (width - wide) // 2, high, wide
 
 
-def erase(image: Tensor, generator: torch.Generator) -> Tensor:
-    """Returns the normalised image (C, H, W) with a box of 2 to 33 % of its area filled with normal noise."""
+def draw_erasure(shape: Sequence[int], generator: torch.Generator) -> Erasure | None:
+    """Draws a box of 2 to 33 % of the area of an image of `shape` (C, H, W); None if no box fitted."""
     rng = Random(generator)
-    channels, height, width = image.shape
+    channels, height, width = shape
     for _ in range(TRIES):
         area = height * width * rng.uniform(0.02, 1 / 3)
         aspect = math.exp(rng.uniform(math.log(0.3), math.log(1 / 0.3)))
         high, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < high < height and 0 < wide < width:
             top, left = rng.below(height - high + 1), rng.below(width - wide + 1)
-            image = image.clone()
             noise = torch.randn((channels, high, wide), generator=generator)
-            image[:, top : top + high, left : left + wide] = noise.to(image.dtype)
-            return image
-    return image
+            return Erasure((top, top + high, left, left + wide), noise)
+    return None

@@ -1,4 +1,4 @@
-"""Batches made ahead by threads: the same ones, in the same order, with the same errors."""
+"""Batches built ahead by threads and processes: the same ones, in the same order, with the same errors."""
 
 import os
 import signal
@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subquad.data.batches import batch_seed, prefetch
+from subquad.data.batches import batch_seed
 from subquad.data.images.arrays import ArrayImages
 from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.sets import FolderImages, UnreadableImage
 from subquad.data.images.transforms import AugmentOptions
+from subquad.data.loader import BatchLoader
 from subquad.tasks.image_classification import ImageClassificationTask
 from subquad.train.checkpoint import Checkpoint, checkpoints, load_checkpoint
 from subquad.train.metrics_log import read_metrics
@@ -42,30 +45,91 @@ MODEL = {
 }
 
 
-@given(st.lists(st.integers()), st.integers(0, 4))
-def test_items_come_in_their_order(items: list[int], threads: int) -> None:
-    assert list(prefetch(lambda item: item * 2, items, threads)) == [item * 2 for item in items]
+class Numbers:
+    """Samples that are their numbers; 5 cannot be read, and 7 ends its process."""
+
+    def __init__(self, training: bool = True) -> None:
+        self.sizes: tuple[np.ndarray, ...] = (np.ones(100, np.int64),)
+        self.training, self.built = training, 0
+        self.skipped: dict[str, str] = {}
+
+    def batch(self, numbers: np.ndarray, seed: int = 0) -> dict[str, torch.Tensor]:
+        self.built += 1
+        if 5 in numbers:
+            raise UnreadableImage("five cannot be read")
+        if 7 in numbers:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if 3 in numbers:
+            self.skipped["3"] = "three is odd"
+            warnings.warn("left out: three is odd", stacklevel=1)
+        return {"numbers": torch.from_numpy(numbers * (1 if self.training else -1)), "seed": torch.tensor(seed)}
 
 
-def test_an_error_comes_in_its_turn_as_itself() -> None:
-    def make(item: int) -> int:
-        if item == 5:
-            raise ValueError("five")
-        return item
+def items(*numbers: int) -> list[tuple[np.ndarray, int]]:
+    return [(np.array([number, 10 * number]), 100 + number) for number in numbers]
 
-    made = prefetch(make, range(9), 3)
-    assert [next(made) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(ValueError, match=r"^five$"):
-        next(made)
+
+def loader(workers: int, processes: bool) -> Any:
+    samples = {"train": Numbers(), "valid": Numbers(training=False)}
+    return closing(BatchLoader(samples, workers, processes=processes))
+
+
+WORKERS = [(0, False), (1, False), (3, False), (1, True), (2, True)]
+
+
+@pytest.mark.parametrize(("workers", "processes"), WORKERS)
+def test_batches_come_in_their_order_and_errors_in_their_turn(workers: int, processes: bool) -> None:
+    """A validation takes place while training waits; an unreadable sample is known, and what is said of it."""
+    with loader(workers, processes) as found, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        training = found.load("train", items(0, 1, 2, 3, 4, 5, 6))
+        first = [next(training) for _ in range(2)]
+        valid = list(found.load("valid", items(*range(8, 30))))
+        rest = [next(training) for _ in range(3)]
+        with pytest.raises(UnreadableImage, match=r"^five cannot be read$"):
+            next(training)
+        assert list(training) == []
+        skipped = dict(found.samples["train"].skipped)
+    assert [batch["numbers"].tolist() for batch in first + rest] == [[n, 10 * n] for n in range(5)]
+    assert [batch["numbers"].tolist() for batch in valid] == [[-n, -10 * n] for n in range(8, 30)]
+    assert [int(batch["seed"]) for batch in first + rest] == [100, 101, 102, 103, 104]
+    assert skipped == {"3": "three is odd"}
+    assert [str(warning.message) for warning in said] == ["left out: three is odd"]
 
 
 def test_closing_ends_the_threads_and_drops_the_rest() -> None:
-    started = []
-    made = prefetch(lambda item: started.append(item), range(1000), 2)
-    next(made)
-    made.close()
-    assert len(started) < 20
+    with loader(2, False) as found:
+        built = found.load("train", items(*range(8, 1000)))
+        next(built)
+        built.close()
+    assert found.samples["train"].built < 20
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def test_a_killed_process_is_a_clear_error_and_takes_the_others_along() -> None:
+    with loader(2, True) as found:
+        built = found.load("train", items(8, 9, 7, 10, 11))
+        pids = set(found.pool._processes) if next(built) else set()
+        with pytest.raises(ChildProcessError, match=r"^a process that builds batches \(train\.data_workers\) died"):
+            list(built)
+    assert pids
+    assert_gone(pids)
+
+
+def assert_gone(pids: set[int], seconds: float = 20.0) -> None:
+    """Processes that the fork server started are its children, which it waits for."""
+    end = time.monotonic() + seconds
+    while left := {pid for pid in pids if Path(f"/proc/{pid}").exists()}:
+        assert time.monotonic() < end, f"still there: {left}"
+        time.sleep(0.05)
+
+
+def test_random_numbers_of_the_process_are_left_alone() -> None:
+    before = torch.get_rng_state(), np.random.get_state(legacy=False)
+    with loader(1, True) as found:
+        assert len(list(found.load("train", items(8, 9)))) == 2
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_equal(np.random.get_state(legacy=False), before[1])
 
 
 @given(st.integers(0, 2**32), st.integers(0, 1000), st.integers(0, 10**6))
@@ -90,8 +154,8 @@ def task(splits: dict[str, Any] | None = None) -> ImageClassificationTask:
     return ImageClassificationTask(splits, augment=AugmentOptions(size=8), mixing=MixingOptions())
 
 
-def recipe(threads: int, updates: int = 9) -> Recipe:
-    train = {"updates": updates, "validate_every": 3, "budget": {"max_sentences": 8}, "data_workers": threads}
+def recipe(workers: int, updates: int = 9) -> Recipe:
+    train = {"updates": updates, "validate_every": 3, "budget": {"max_sentences": 8}, "data_workers": workers}
     data = {"images": {"train": "unused", "valid": "unused"}}
     options = {"data": data, "model": MODEL, "schedule": SCHEDULE, "train": train}
     return Recipe.parse("recipe", {"task": "image-classification", **options})
@@ -101,15 +165,15 @@ def newest(run: Path) -> Checkpoint:
     return load_checkpoint(checkpoints(run / "checkpoints")[0])
 
 
-def test_any_number_of_threads_and_an_interruption_give_the_same_bits(tmp_path: Path) -> None:
-    """Augmentation, mixing and dropout on; interrupted in the second epoch."""
+def test_any_number_of_processes_and_an_interruption_give_the_same_bits(tmp_path: Path) -> None:
+    """Augmentation, mixing and dropout on; interrupted in the middle of the second epoch."""
     pytest.importorskip("PIL", reason="augmentation needs the vision extra")
-    for threads in (0, 1, 3):
-        trainer(recipe(threads), tmp_path / str(threads), task()).fit()
+    for workers in (0, 1, 2):
+        trainer(recipe(workers), tmp_path / str(workers), task()).fit()
     trainer(recipe(2, updates=6), tmp_path / "parts", task()).fit()
-    trainer(recipe(3), tmp_path / "parts", task()).fit()
+    trainer(recipe(1), tmp_path / "parts", task()).fit()
     first = newest(tmp_path / "0")
-    for name in ("1", "3", "parts"):
+    for name in ("1", "2", "parts"):
         other = newest(tmp_path / name)
         assert_equal(first.model, other.model)
         assert_equal(first.optimizer, other.optimizer)
