@@ -1,16 +1,17 @@
 """Labelled images from files, and what is done to them in training."""
 
 import gzip
-import importlib.util
 import struct
 
 import numpy as np
 import pytest
 import torch
 
-from subquad.data.images.inputs import erase_boxes, stack_erasures
+from subquad.data.images.inputs import Augmented, erase_boxes, stack_erasures
 from subquad.data.images.mixup import MixingOptions, draw_mixing, mix_images, mix_targets, soft_targets
+from subquad.data.images.randaugment import OPERATIONS, RandAugment, Random
 from subquad.data.images.sets import ArrayImages, FolderImages, UnreadableImage, decode_image, open_images
+from subquad.data.images.transforms import AugmentOptions, EvalTransform, TrainTransform, crop_box, draw_erasure
 
 Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
@@ -195,19 +196,7 @@ def test_mixing_can_be_off():
     torch.testing.assert_close(soft_targets(labels, 4, 0.1)[0], torch.tensor([0.925, 0.025, 0.025, 0.025]))
 
 
-@pytest.fixture
-def torchvision():
-    """Transforms need torchvision; where it is not installed their message says so."""
-    from subquad.packages import require_torchvision
-
-    if importlib.util.find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
-    return require_torchvision()
-
-
-def test_training_transforms_follow_the_generator(torchvision):
-    from subquad.data.images.transforms import AugmentOptions, TrainTransform
-
+def test_training_transforms_follow_the_generator():
     transform = TrainTransform(AugmentOptions(size=16, jitter=0.3, erase=0.5))
     image, state = picture(), torch.random.get_rng_state()
     seen = [transform(image, generator(seed)) for seed in range(30)]
@@ -224,9 +213,7 @@ def test_training_transforms_follow_the_generator(torchvision):
     assert torch.random.get_rng_state().equal(state), "torch's own generator is left alone"
 
 
-def test_evaluation_shows_the_centre(torchvision):
-    from subquad.data.images.transforms import AugmentOptions, EvalTransform
-
+def test_evaluation_shows_the_centre():
     pixels = np.zeros((256, 300, 3), np.uint8)
     pixels[100:156, 120:180] = 255
     shown = EvalTransform(AugmentOptions())(Image.fromarray(pixels))
@@ -237,11 +224,8 @@ def test_evaluation_shows_the_centre(torchvision):
     assert EvalTransform(AugmentOptions(size=64))(picture(20, 37)).shape == (3, 64, 64)
 
 
-def test_pixels_are_normalised_by_channel(torchvision):
+def test_pixels_are_normalised_by_channel():
     """Bytes as parts of 255, and numbers as they are."""
-    from subquad.data.images.inputs import Augmented
-    from subquad.data.images.transforms import AugmentOptions
-
     transform = Augmented(AugmentOptions(size=4, mean=(0.25, 0.5), std=(0.5, 2.0)))
     pixels = torch.arange(32, dtype=torch.uint8).view(2, 4, 4)
     expected = torch.stack([(pixels[0] / 255 - 0.25) / 0.5, (pixels[1] / 255 - 0.5) / 2])
@@ -250,9 +234,7 @@ def test_pixels_are_normalised_by_channel(torchvision):
     assert pixels.equal(torch.arange(32, dtype=torch.uint8).view(2, 4, 4)), "the batch is left alone"
 
 
-def test_small_and_float_images(torchvision):
-    from subquad.data.images.transforms import AugmentOptions, TrainTransform
-
+def test_small_and_float_images():
     options = {"size": 8, "crop": "pad", "mean": (0.3,), "std": (0.4,)}
     digit = RNG.random((1, 8, 8), np.float32)
     transform = TrainTransform(AugmentOptions(**options, randaugment=None, erase=0))
@@ -266,9 +248,7 @@ def test_small_and_float_images(torchvision):
         TrainTransform(AugmentOptions(size=8, crop="none", randaugment=None))(digit, generator())
 
 
-def test_every_operation_of_randaugment_changes_the_image(torchvision):
-    from subquad.data.images.randaugment import OPERATIONS, RandAugment, Random
-
+def test_every_operation_of_randaugment_changes_the_image():
     image = Image.fromarray(RNG.integers(60, 180, (24, 24, 3), np.uint8))
     for name, operation in OPERATIONS.items():
         changed = operation(image, 0.9, Random(generator(1)), [124, 116, 104])
@@ -280,10 +260,7 @@ def test_every_operation_of_randaugment_changes_the_image(torchvision):
             RandAugment.parse(wrong)
 
 
-def test_crops_stay_inside(torchvision):
-    from subquad.data.images.randaugment import Random
-    from subquad.data.images.transforms import crop_box
-
+def test_crops_stay_inside():
     chance = Random(generator())
     for height, width in ((20, 30), (1, 50), (50, 1), (3, 3)):
         for _ in range(50):
@@ -293,10 +270,8 @@ def test_crops_stay_inside(torchvision):
             assert high * wide > 0
 
 
-def test_boxes_of_a_batch_become_noise(torchvision):
+def test_boxes_of_a_batch_become_noise():
     """Each image its own box and noise, the others untouched; the reference writes them one by one."""
-    from subquad.data.images.transforms import draw_erasure
-
     erasures = [draw_erasure((3, 32, 24), generator(seed)) if seed % 3 else None for seed in range(20)]
     images = torch.randn(20, 3, 32, 24, generator=generator())
     expected = images.clone()

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,17 @@ def test_a_killed_process_is_a_clear_error_and_takes_the_others_along() -> None:
 
 
 def assert_gone(pids: set[int], seconds: float = 20.0) -> None:
-    """Processes that the fork server started are its children, which it waits for."""
     end = time.monotonic() + seconds
-    while left := {pid for pid in pids if Path(f"/proc/{pid}").exists()}:
+    while left := {pid for pid in pids if is_running(pid)}:
         assert time.monotonic() < end, f"still there: {left}"
         time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def test_random_numbers_of_the_process_are_left_alone() -> None:
@@ -199,6 +205,68 @@ def test_a_truncated_image_ends_the_run_with_its_own_error(tmp_path: Path) -> No
     splits = {"train": RefusingImages(tmp_path / "images"), "valid": images(8)}
     with pytest.raises(UnreadableImage, match=r"a/4\.png cannot be read"):
         trainer(recipe(2), tmp_path / "run", task(splits)).fit()
+
+
+def image_recipe(folder: Path) -> Path:
+    """A recipe that trains without end on images in files, which two processes augment."""
+    image = pytest.importorskip("PIL.Image", reason="image files need the vision extra")
+    for number in range(24):
+        path = folder / "images" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.fromarray(np.full((12, 12, 3), number, np.uint8)).save(path)
+    images = str(folder / "images")
+    given = {
+        "task": "image-classification",
+        "data": {"images": {"train": images, "valid": images}, "augment": {"size": 8}},
+        "model": {"preset": "vision_small", "patch_size": 4, "dim": 16, "encoder": STACK},
+        "schedule": SCHEDULE,
+        "train": {"updates": 10**6, "validate_every": 2, "budget": {"max_sentences": 8}, "data_workers": 2},
+    }
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(given))
+    return folder / "recipe.yaml"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_command_that_ends_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal and the end of a job's time reach the workers too; only the command itself is killed."""
+    run = tmp_path / "run"
+    line = [sys.executable, "-m", "subquad.cli.main", "train", str(image_recipe(tmp_path)), "--out", str(run)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # a file, because a worker that stayed would keep a pipe open
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        subprocess.Popen(
+            line, env=environment, stderr=errors, preexec_fn=interruptible, start_new_session=True
+        ) as process,
+    ):
+        while process.poll() is None and not checkpoints(run / "checkpoints"):
+            time.sleep(0.1)
+        members = session(process.pid)
+        assert len(members) >= 4, f"the command, the server and two workers: {members}"
+        if number == signal.SIGKILL:
+            process.kill()
+        else:
+            os.killpg(process.pid, number)
+        process.wait(60)
+    assert_gone(members)
+    written = (tmp_path / "errors").read_text()
+    if number != signal.SIGKILL:
+        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], written
+        update = newest(run).state.update
+        kept = f"subquad: interrupted: update {update:,} is kept, and the same command goes on from it\n"
+        assert written.endswith(kept)
+    assert "Traceback" not in written
+
+
+def session(leader: int) -> set[int]:
+    """The processes of a session that have not ended."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
+            if int(number) == leader and state != "Z":
+                found.add(int(path.parent.name))
+    return found
 
 
 def test_an_interrupted_command_ends_and_goes_on(tmp_path: Path) -> None:

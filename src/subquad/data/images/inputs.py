@@ -99,7 +99,7 @@ class Augmented(InputTransform):
         self.training, self.evaluation = TrainTransform(options), EvalTransform(options)
 
     def __reduce__(self) -> tuple[type[Self], tuple[AugmentOptions]]:
-        return type(self), (self.options,)
+        return type(self), (self.options,)  # a worker process has no use for what is on a device
 
     def pixels(self, image: Any, generator: torch.Generator | None) -> tuple[np.ndarray, Erasure | None]:
         return (self.evaluation(image), None) if generator is None else self.training(image, generator)

@@ -4,7 +4,6 @@ Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced
 operation is drawn around m, which is 0 to 10; `inc1` means that every operation changes the image more as m grows.
 """
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from subquad.packages import require, require_torchvision
+from subquad.packages import require
 
 MAX_STRENGTH = 10.0
 Operation = Callable[[Any, float, "Random", list[float]], Any]
@@ -44,21 +43,28 @@ class Random:
         return torch.randperm(count, generator=self.generator).tolist()
 
 
-def _affine(image: Any, fill: list[float], angle: float = 0.0, **changes: Any) -> Any:
-    functional = require_torchvision()
-    options: dict[str, Any] = {"translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], **changes}
-    return functional.affine(image, angle, interpolation=functional.InterpolationMode.BICUBIC, fill=fill, **options)
+def _pillow(module: str) -> Any:
+    return require(f"PIL.{module}", "RandAugment", "vision", package="Pillow")
+
+
+def _colour(fill: list[float]) -> Any:
+    """Returns a colour as Pillow has it: a number if there is one channel, else a tuple."""
+    return tuple(map(int, fill)) if len(fill) > 1 else int(fill[0])
 
 
 def _rotate(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:
-    return _affine(image, fill, angle=rng.random_sign(30 * strength))
+    bicubic = _pillow("Image").Resampling.BICUBIC
+    return image.rotate(-rng.random_sign(30 * strength), bicubic, fillcolor=_colour(fill))
 
 
 def _shear(axis: int) -> Operation:
     def shear(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:
-        degrees = [0.0, 0.0]
-        degrees[axis] = math.degrees(math.atan(rng.random_sign(0.3 * strength)))
-        return _affine(image, fill, shear=degrees, center=[0.0, 0.0])
+        pillow, slope = _pillow("Image"), rng.random_sign(0.3 * strength)
+        # (x, y) of the result shows (x + slope · y, y) or (x, y + slope · x) of the image
+        matrix = (1, slope, 0, 0, 1, 0) if axis == 0 else (1, 0, 0, slope, 1, 0)
+        return image.transform(
+            image.size, pillow.Transform.AFFINE, matrix, pillow.Resampling.BICUBIC, fillcolor=_colour(fill)
+        )
 
     return shear
 
@@ -67,9 +73,7 @@ def _translate(axis: int) -> Operation:
     def translate(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:
         pixels = [0, 0]
         pixels[axis] = round(rng.random_sign(0.45 * strength) * image.size[axis])
-        # whole pixels: what an affine transform would interpolate is the image itself
-        colour = tuple(map(int, fill)) if len(fill) > 1 else int(fill[0])
-        moved = require("PIL.Image", "RandAugment", "vision", package="Pillow").new(image.mode, image.size, colour)
+        moved = _pillow("Image").new(image.mode, image.size, _colour(fill))
         moved.paste(image, tuple(pixels))
         return moved
 
@@ -77,28 +81,28 @@ def _translate(axis: int) -> Operation:
 
 
 def _enhance(name: str) -> Operation:
-    """Returns the operation adjust_<name> of torchvision. A factor of 1 leaves the image as it is."""
+    """Returns a change of Pillow's ImageEnhance. A factor of 1 leaves the image as it is."""
 
     def enhance(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
         factor = max(0.1, 1 + rng.random_sign(0.9 * strength))
-        return getattr(require_torchvision(), f"adjust_{name}")(image, factor)
+        return getattr(_pillow("ImageEnhance"), name)(image).enhance(factor)
 
     return enhance
 
 
 def _without_strength(name: str) -> Operation:
     def apply(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
-        return getattr(require_torchvision(), name)(image)
+        return getattr(_pillow("ImageOps"), name)(image)
 
     return apply
 
 
 def _posterize(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
-    return require_torchvision().posterize(image, bits=max(1, 4 - int(4 * strength)))
+    return _pillow("ImageOps").posterize(image, max(1, 4 - int(4 * strength)))
 
 
 def _solarize(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
-    return require_torchvision().solarize(image, threshold=256 - int(256 * strength))
+    return _pillow("ImageOps").solarize(image, 256 - int(256 * strength))
 
 
 def _solarize_add(image: Any, strength: float, rng: Random, fill: list[float]) -> Any:  # noqa: ARG001
@@ -115,10 +119,10 @@ OPERATIONS: dict[str, Operation] = {
     "posterize": _posterize,
     "solarize": _solarize,
     "solarize_add": _solarize_add,
-    "colour": _enhance("saturation"),
-    "contrast": _enhance("contrast"),
-    "brightness": _enhance("brightness"),
-    "sharpness": _enhance("sharpness"),
+    "colour": _enhance("Color"),
+    "contrast": _enhance("Contrast"),
+    "brightness": _enhance("Brightness"),
+    "sharpness": _enhance("Sharpness"),
     "shear_x": _shear(0),
     "shear_y": _shear(1),
     "translate_x": _translate(0),

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import interpolate, pad
 
 from subquad.config import Options
 from subquad.data.images.randaugment import RandAugment, Random
-from subquad.packages import require_torchvision
+from subquad.packages import require
 
+PAD = 4  # pixels at each side of a small image, before it is cut at random
 TRIES = 10  # random boxes that are tried before a crop takes the centre, or erasing gives up
 MAX_ASPECT = 100  # the largest ratio of sides; evaluation crops longer images to their centre first
 
@@ -79,25 +81,25 @@ class Erasure(NamedTuple):
 
 
 class ImageTransform:
-    """What training and evaluation share: conversion and resizing."""
+    """What training and evaluation share: conversion, cropping and resizing."""
 
     def __init__(self, options: AugmentOptions) -> None:
         self.options = options
-        self.functional = require_torchvision()
-        self.bicubic = self.functional.InterpolationMode.BICUBIC
+        self.pillow = require("PIL.Image", "image augmentation", "vision", package="Pillow")
 
     def convert(self, image: Any) -> Any:
         """Returns an image of Pillow if the input has 8 bits, else a float tensor (C, H, W)."""
-        if isinstance(image, np.ndarray):
-            dtype = np.float32 if image.dtype.kind == "f" else image.dtype.newbyteorder("=")
-            image = torch.from_numpy(np.array(image, dtype))
-        if not isinstance(image, Tensor):
+        if isinstance(image, Tensor):
+            image = image.numpy()
+        if not isinstance(image, np.ndarray):
             return image
-        if image.dtype == torch.uint8:
-            return self.functional.to_pil_image(image)
-        if not image.is_floating_point():
+        if image.dtype == np.uint8:
+            return self.pillow.fromarray(
+                np.ascontiguousarray(image[0] if len(image) == 1 else image.transpose(1, 2, 0))
+            )
+        if image.dtype.kind != "f":
             raise ValueError(f"images must be 8-bit or float, not {image.dtype}")
-        return image.float()
+        return torch.from_numpy(np.array(image, np.float32))
 
     def to_pixels(self, image: Any) -> np.ndarray:
         """Returns an array (C, size, size), uint8 or float32."""
@@ -107,14 +109,31 @@ class ImageTransform:
             raise ValueError(f"images have {len(pixels)} channels, but mean and std are for {channels}")
         return pixels
 
-    def resize(self, image: Any, size: list[int]) -> Any:
-        if self.image_size(image) == tuple(size):
+    def resize(self, image: Any, height: int, width: int) -> Any:
+        """Resizes with bicubic interpolation, which averages over all pixels that a smaller image stands for."""
+        if image_size(image) == (height, width):
             return image
-        return self.functional.resize(image, size, interpolation=self.bicubic, antialias=True)
+        if isinstance(image, Tensor):
+            return interpolate(image[None], (height, width), mode="bicubic", antialias=True)[0]
+        return image.resize((width, height), self.pillow.Resampling.BICUBIC)
 
-    def image_size(self, image: Any) -> tuple[int, int]:
-        height, width = self.functional.get_size(image)
-        return height, width
+
+def image_size(image: Any) -> tuple[int, int]:
+    """Returns (height, width) of an image of Pillow or a tensor (C, H, W)."""
+    height, width = image.shape[1:] if isinstance(image, Tensor) else image.size[::-1]
+    return height, width
+
+
+def crop(image: Any, top: int, left: int, height: int, width: int) -> Any:
+    """Returns a part that lies inside the image."""
+    if isinstance(image, Tensor):
+        return image[:, top : top + height, left : left + width]
+    return image.crop((left, top, left + width, top + height))
+
+
+def crop_centre(image: Any, height: int, width: int) -> Any:
+    high, wide = image_size(image)
+    return crop(image, round((high - height) / 2), round((wide - width) / 2), height, width)
 
 
 class EvalTransform(ImageTransform):
@@ -122,19 +141,15 @@ class EvalTransform(ImageTransform):
 
     def __call__(self, image: Any) -> np.ndarray:
         image = self.convert(image)
-        height, width = self.image_size(image)
-        if max(height, width) > MAX_ASPECT * min(
-            height, width
-        ):  # resizing would turn a line of pixels into a huge stripe
-            image = self.functional.center_crop(
-                image, [min(height, MAX_ASPECT * width), min(width, MAX_ASPECT * height)]
-            )
-            height, width = self.image_size(image)
+        height, width = image_size(image)
+        if max(height, width) > MAX_ASPECT * min(height, width):  # resizing would turn a line into a huge stripe
+            image = crop_centre(image, min(height, MAX_ASPECT * width), min(width, MAX_ASPECT * height))
+            height, width = image_size(image)
         short = math.floor(self.options.size / self.options.eval_crop)
         if min(height, width) != short:
             scale = short / min(height, width)
-            image = self.resize(image, [max(short, int(height * scale)), max(short, int(width * scale))])
-        return self.to_pixels(self.functional.center_crop(image, [self.options.size, self.options.size]))
+            image = self.resize(image, max(short, int(height * scale)), max(short, int(width * scale)))
+        return self.to_pixels(crop_centre(image, self.options.size, self.options.size))
 
 
 class TrainTransform(ImageTransform):
@@ -142,13 +157,16 @@ class TrainTransform(ImageTransform):
 
     def __init__(self, options: AugmentOptions) -> None:
         super().__init__(options)
+        self.image_ops = require("PIL.ImageOps", "image augmentation", "vision", package="Pillow")
         self.randaugment = RandAugment.parse(options.randaugment) if options.randaugment is not None else None
 
     def __call__(self, image: Any, generator: torch.Generator) -> tuple[np.ndarray, Erasure | None]:
         rng, options = Random(generator), self.options
         image = self.random_crop(self.convert(image), rng)
         if rng.happens(options.flip):
-            image = self.functional.horizontal_flip(image)
+            image = (
+                image.flip(-1) if isinstance(image, Tensor) else image.transpose(self.pillow.Transpose.FLIP_LEFT_RIGHT)
+            )
         if self.randaugment is not None or options.jitter:
             if isinstance(image, Tensor):
                 raise ValueError(
@@ -163,20 +181,22 @@ class TrainTransform(ImageTransform):
         return pixels, draw_erasure(pixels.shape, generator) if rng.happens(options.erase) else None
 
     def random_crop(self, image: Any, rng: Random) -> Any:
-        size = [self.options.size, self.options.size]
+        side = self.options.size
         if self.options.crop == "none":
-            return self.resize(image, size)
+            return self.resize(image, side, side)
         if self.options.crop == "pad":
-            padded = self.functional.pad(self.resize(image, size), [4, 4, 4, 4])
-            return self.functional.crop(padded, rng.below(9), rng.below(9), *size)
-        box = crop_box(self.image_size(image), self.options.scale, self.options.ratio, rng)
-        return self.functional.resized_crop(image, *box, size, interpolation=self.bicubic, antialias=True)
+            image = self.resize(image, side, side)
+            padded = pad(image, [PAD] * 4) if isinstance(image, Tensor) else self.image_ops.expand(image, PAD)
+            return crop(padded, rng.below(2 * PAD + 1), rng.below(2 * PAD + 1), side, side)
+        box = crop_box(image_size(image), self.options.scale, self.options.ratio, rng)
+        return self.resize(crop(image, *box), side, side)
 
     def jitter_colours(self, image: Any, rng: Random) -> Any:
-        changes = ("adjust_brightness", "adjust_contrast", "adjust_saturation")
+        enhance = require("PIL.ImageEnhance", "image augmentation", "vision", package="Pillow")
+        changes = (enhance.Brightness, enhance.Contrast, enhance.Color)
         for number in rng.permutation(len(changes)):
             factor = rng.uniform(1 - self.options.jitter, 1 + self.options.jitter)
-            image = getattr(self.functional, changes[number])(image, factor)
+            image = changes[number](image).enhance(factor)
         return image
 
 
