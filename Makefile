@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu nightly lint format docs bench bench-decode bench-tables torture clean
+.PHONY: help demo test test-gpu nightly lint format docs bench bench-decode bench-loader bench-tables torture clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench-decode: $(INSTALLED) ## Measures docs/decoding.md on an idle machine. A tr
 
 bench-tables: $(INSTALLED) ## Measures docs/efficiency.md on an idle machine. One part: ONLY="--only linformer".
 	$(BIN)/python -m benchmarks.tables $(ONLY) --json docs/efficiency.json --write-docs docs/efficiency.md
+
+bench-loader: $(INSTALLED) ## Measures how fast batches are loaded, for docs/training.md, on an idle machine.
+	$(BIN)/python -m benchmarks.loader $(ONLY) --json docs/loader.json --write-docs docs/training.md
 
 torture: $(INSTALLED) ## Tries docs/reliability.md and docs/scale.md, which takes long. One part: ONLY="--only damage".
 	$(BIN)/python -m torture $(ONLY) --json docs/reliability.json --write-docs docs/reliability.md \

@@ -174,13 +174,12 @@ class UpdatePlan:
     """What one rank does in an update of the model.
 
     batches: the numbers of their samples, and the seed that follows from their place in all of training. idle: whether
-    the last of them is another rank's, see `split_batches`. used: the number of batches of all ranks together. after:
-    the place in the data after the update. of_epoch: the number of batches of its epoch.
+    the last of them is another rank's, see `split_batches`. after: the place in the data after the update. of_epoch:
+    the number of batches of its epoch.
     """
 
     batches: list[tuple[Batch, int]]
     idle: bool
-    used: int
     after: Cursor
     of_epoch: int
 
@@ -199,7 +198,7 @@ def plan_updates(plan: BatchPlan, cursor: Cursor, accumulate: int, rank: int, wo
                 (batch, batch_seed(plan.seed, cursor.epoch, place)) for place, batch in enumerate(group, cursor.batch)
             ]
             cursor = cursor.after(len(group), total)
-            yield UpdatePlan(*split_batches(seeded, rank, world), len(group), cursor, total)
+            yield UpdatePlan(*split_batches(seeded, rank, world), cursor, total)
 
 
 def collate_pairs(samples: Sequence[tuple[ArrayLike, ArrayLike]], pad: int, eos: int) -> dict[str, Tensor]:

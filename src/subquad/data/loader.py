@@ -15,7 +15,7 @@ import signal
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -73,9 +73,9 @@ class BatchLoader:
             self.pool, self.lifeline = _start_processes(self.samples, workers)
         elif workers:
             self.pool = ThreadPoolExecutor(workers, thread_name_prefix="batches")
-        # torch without CUDA has no pinned memory; elsewhere copying into it would keep the training thread waiting
-        pins = self.device.type == "cuda" and torch.backends.cuda.is_built()
-        self.pinning = ThreadPoolExecutor(1, thread_name_prefix="pinning") if pins and workers else None
+        self.pins = self.device.type == "cuda"
+        # a thread copies batches into pinned memory, which would keep the one that trains waiting
+        self.pinning = ThreadPoolExecutor(1, thread_name_prefix="pinning") if self.pins and workers else None
 
     def load(self, split: str, items: Iterable[tuple[Batch, int]]) -> Generator[dict[str, Tensor]]:
         """Yields a batch for each item, which is the numbers of its samples and its seed, in order.
@@ -87,7 +87,8 @@ class BatchLoader:
         try:
             for numbers, seed in items:
                 if self.pool is None:
-                    yield to_device(samples.batch(numbers, seed), self.device)
+                    tensors = samples.batch(numbers, seed)
+                    yield to_device(pin(tensors) if self.pins else tensors, self.device)
                     continue
                 waiting.append(self._submit(split, numbers, seed))
                 if len(waiting) > AHEAD * self.workers:
@@ -106,7 +107,7 @@ class BatchLoader:
         else:
             with _blocked_signals():  # it starts a process if there are fewer than wanted
                 built = self.pool.submit(_build_in_worker, split, numbers, seed)
-        return built if self.pinning is None else self.pinning.submit(_pin, built.result)
+        return built if self.pinning is None else self.pinning.submit(_pin_result, built)
 
     def _receive(self, samples: BatchSource, built: Future[BuiltBatch]) -> dict[str, Tensor]:
         try:
@@ -132,10 +133,14 @@ class BatchLoader:
                 self.lifeline.close()
 
 
-def _pin(result: Callable[[], BuiltBatch]) -> BuiltBatch:
-    """Returns a batch in pinned memory, from which a device copies while the process goes on."""
-    built = result()
-    return built._replace(tensors={name: value.pin_memory() for name, value in built.tensors.items()})
+def pin(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns a copy in pinned memory, from which a GPU reads while the process goes on."""
+    return {name: value.pin_memory() for name, value in tensors.items()}
+
+
+def _pin_result(built: Future[BuiltBatch]) -> BuiltBatch:
+    found = built.result()
+    return found._replace(tensors=pin(found.tensors))
 
 
 # ---------------------------------------------------------------------- processes

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from subquad.data.batches import BatchPlan, Cursor, plan_updates
 from subquad.data.loader import BatchLoader
