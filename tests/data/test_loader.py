@@ -255,7 +255,7 @@ def test_a_command_that_ends_leaves_no_process_behind(number: signal.Signals, tm
         update = newest(run).state.update
         kept = f"subquad: interrupted: update {update:,} is kept, and the same command goes on from it\n"
         assert written.endswith(kept)
-    assert "Traceback" not in written
+        assert "Traceback" not in written
 
 
 def session(leader: int) -> set[int]:
