@@ -16,7 +16,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.emulated_gpu import memory
+from tests.emulated_gpu import gpu_only, memory
 from tests.emulated_gpu.counts import LAUNCH, SYNCHRONISATION, TO_DEVICE, TO_HOST, record
 
 DEVICE = torch.device("cuda", 0)
@@ -136,7 +136,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return torch.nn.attention.SDPBackend.MATH.value
     given, options = tree_map(_numbers, (args, kwargs))
     with _device_generator(func):
-        result = func(*given, **options)
+        result = gpu_only.OPERATIONS.get(func, func)(*given, **options)
     if target is not None and torch.device(target).type == "cpu":
         return result
     assert all(one.shape == one.host.shape for one in here), f"{func} resized a tensor, which is not emulated"

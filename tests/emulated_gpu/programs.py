@@ -31,8 +31,8 @@ def run_on_emulated_gpu(*words: str | Path, **environment: str) -> str:
     return result.stdout
 
 
-def run_tests_on_emulated_gpu(*words: str | Path) -> None:
+def run_tests_on_emulated_gpu(*words: str | Path, **environment: str) -> None:
     """Runs pytest there; at least one test has to run."""
     options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-o", "python_functions=test_* check_*"]
-    printed = run_on_emulated_gpu("pytest", *options, *words)
+    printed = run_on_emulated_gpu("pytest", *options, *words, **environment)
     assert " passed" in printed, printed

@@ -19,7 +19,8 @@ def test_the_device() -> None:
 
 
 def test_a_report_names_lines_of_subquad(tmp_path: Path) -> None:
-    run_on_emulated_gpu("subquad", "doctor", SUBQUAD_EMULATED_GPU_REPORT=str(tmp_path / "report.txt"))
+    variables = {"SUBQUAD_EMULATED_GPU_REPORT": str(tmp_path / "report.txt"), "SUBQUAD_KERNELS": "reference"}
+    run_on_emulated_gpu("subquad", "doctor", **variables)
     report = (tmp_path / "report.txt").read_text()
     assert "mixers/eva.py:" in report
     assert report.startswith("synchronisation: ")

@@ -12,9 +12,14 @@ GPU_TESTS = Path(__file__).parents[1] / "gpu"
 FILES = sorted(path.name for path in GPU_TESTS.glob("test_*.py"))
 
 
-@pytest.mark.parametrize("file", ["test_mixers.py"])
-def test_a_selection(file: str) -> None:
-    run_tests_on_emulated_gpu(GPU_TESTS / file, "-m", "gpu and not nightly")
+def test_mechanisms() -> None:
+    run_tests_on_emulated_gpu(GPU_TESTS / "test_mixers.py", "-m", "gpu and not nightly")
+
+
+def test_commands_and_trainings() -> None:
+    """With the reference kernels, which take a tenth of the time of Triton's interpreter."""
+    files = [GPU_TESTS / name for name in ("test_commands.py", "test_training.py", "test_presets.py")]
+    run_tests_on_emulated_gpu(*files, "-m", "gpu and not nightly", SUBQUAD_KERNELS="reference")
 
 
 @pytest.mark.nightly

@@ -122,7 +122,7 @@ def open_run(recipe: Recipe, run: Path) -> bool:
     trained = bool(checkpoints(checkpoint_folder(run))) or (run / IMPORTED).exists()
     if not path.exists() or not trained:  # what failed before it had learned anything decides nothing
         run.mkdir(parents=True, exist_ok=True)
-        write_json(run / ENVIRONMENT, environment(torch.device("cpu")) | describe_origins(recipe.model_data({})))
+        write_json(run / ENVIRONMENT, environment(_device()) | describe_origins(recipe.model_data({})))
         write_text(path, yaml.safe_dump(data, sort_keys=False))
         return False
     before = read_yaml(path, "recipe")
@@ -247,10 +247,14 @@ def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence
         weights, state = load_weights_of(path), read_state(path)
         model = build_from_config(recipe.model_data(inputs["model"]))
         load_weights(model, weights)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     unchanged = not changes or recipe.data == read_recipe(folder / RECIPE).data
     prepared = folder / DATA if unchanged and (folder / DATA).exists() else None
-    return LoadedRun(folder, recipe, model.to(device).eval(), path, state.update, inputs, prepared)
+    return LoadedRun(folder, recipe, model.to(_device()).eval(), path, state.update, inputs, prepared)
+
+
+def _device() -> torch.device:
+    """Where runs are trained and used."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_run(folder: Path) -> None:
