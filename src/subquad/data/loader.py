@@ -32,7 +32,8 @@ AHEAD = 2  # batches that each worker works on or has ready
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DIED = (
     "a process that builds batches (train.data_workers) died. If memory ran out, fewer of them need less; "
-    "if /dev/shm was full, through which they hand batches over, give it more room (docker run --shm-size)"
+    "if /dev/shm was full, through which they hand batches over, give it more room (docker run --shm-size); a script "
+    'that trains must do so under `if __name__ == "__main__":`'
 )
 
 
