@@ -14,6 +14,8 @@ from torch import Tensor
 from subquad.kernels.dispatch import choose
 
 LEAST_WEIGHT = 1e-8
+MOST_LANDMARKS = "more than 128 landmarks"
+WIDEST_HEAD = "heads wider than 128"
 
 
 class OptWeights(NamedTuple):
@@ -33,4 +35,6 @@ def landmark_attention(
     w_keys, w_queries: w and w' (batch, heads, c, d). shared: b (batch, heads, c, 1). opt: None for a = 1.
     mask: (batch, time) bool, False for positions that count neither as keys nor in t; None: all count.
     """
-    return choose("landmark_attention", qkv).landmark_attention(qkv, w_keys, w_queries, shared, opt, mask)
+    sizes = ((MOST_LANDMARKS, w_keys.shape[2]), (WIDEST_HEAD, w_keys.shape[3]))
+    needs = (need for need, size in sizes if size > 128)
+    return choose("landmark_attention", qkv, *needs).landmark_attention(qkv, w_keys, w_queries, shared, opt, mask)
