@@ -107,7 +107,7 @@ class LARA(AttentionMixer[LARAConfig]):
         flat = self.projections(x)
         q_bar, k_bar, mask = self._landmarks(x, flat, layout)
         with full_precision(x):
-            sampling = self._sampling(at_least_float32(q_bar), at_least_float32(k_bar), mask)
+            sampling = self._sampling(_contiguous_float32(q_bar), _contiguous_float32(k_bar), mask)
             by_head = flat.unflatten(-1, (3, self.config.heads, -1))
             w = sampling.omega, sampling.query_proposal
             y = landmark_attention(by_head, *w, sampling.shared, sampling.opt, layout.mask)
@@ -152,9 +152,10 @@ class LARA(AttentionMixer[LARAConfig]):
             member = grid_cells(layout.grid, math.isqrt(count), x.device)
         elif not tracing.is_symbolic(time) and time <= count:  # segments of one token each
             member = torch.eye(time, dtype=torch.bool, device=x.device)[None]
+        elif layout.mask is None and not tracing.is_symbolic(time):
+            member = segments(time, time, count, x.device)
         else:
-            lengths = layout.lengths_of(x) if layout.mask is not None else torch.tensor([time], device=x.device)
-            member = segments(lengths, time, count)
+            member = segments(layout.lengths_of(x), time, count, x.device)
         return member if layout.mask is None else member & layout.mask[:, None, :]
 
     @staticmethod
@@ -199,10 +200,12 @@ class LARA(AttentionMixer[LARAConfig]):
             mask = mask.repeat(1, times) if mask is not None else None
         density = kernel_logits(omega, mu, self.scale)
         total = (density if mask is None else keep(density, mask[:, None, None, :])).logsumexp(-1, keepdim=True)
-        shared, query_proposal, opt = -total, omega, None
+        query_proposal, opt = omega, None
         if self.config.weights == "biased":
             query_proposal = omega + mu
-        if self.config.weights == "opt":
+        if self.config.weights != "opt":
+            shared = -total
+        else:
             own = density.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
             shared = -own
             if mask is None:
@@ -215,22 +218,36 @@ class LARA(AttentionMixer[LARAConfig]):
         return Sampling(omega, query_proposal, shared, opt)
 
 
+def _contiguous_float32(x: Tensor) -> Tensor:
+    """`at_least_float32`; what is converted is laid out as batched products want it, which saves them a copy."""
+    is_wide = x.dtype in (torch.float32, torch.float64)
+    return x if is_wide else x.to(torch.float32, memory_format=torch.contiguous_format)
+
+
 def means(member: Tensor, x: Tensor) -> Tensor:
     """Means of vectors (..., N, d) over the members (..., c, N) of each landmark: (..., c, d)."""
     return member.to(x.dtype) / member.sum(-1, keepdim=True).clamp(min=1) @ x
 
 
-def segments(lengths: Tensor, time: int, count: int) -> Tensor:
-    """Members of `count` segments of each row: (batch, count, time) bool.
+def segments(lengths: Tensor | int, time: int, count: int, device: torch.device) -> Tensor:
+    """Members of `count` segments of each row: (batch, count, time) bool. lengths: (batch,), or that of one row.
 
     With a = floor(length / count), the first (a + 1) count - length segments have a tokens and the others a + 1.
     """
-    short = (lengths // count)[:, None]
-    number_short = (short + 1) * count - lengths[:, None]
-    position = torch.arange(time, device=lengths.device)
+    short: Tensor | int
+    least: Tensor | int
+    if isinstance(lengths, int):  # known without asking the device, and in half as many operations
+        short = lengths // count
+        least = max(1, short)
+    else:
+        lengths = lengths[:, None]
+        short = lengths // count
+        least = short.clamp(min=1)
+    number_short = (short + 1) * count - lengths
+    position = torch.arange(time, device=device)
     late = position - number_short * short
-    segment = torch.where(late < 0, position // short.clamp(min=1), number_short + late // (short + 1))
-    return segment[:, None, :] == torch.arange(count, device=lengths.device)[:, None]
+    segment = torch.where(late < 0, position // least, number_short + late // (short + 1))
+    return segment.view(-1, 1, time) == torch.arange(count, device=device)[:, None]
 
 
 def grid_cells(grid: tuple[int, int], side: int, device: torch.device) -> Tensor:

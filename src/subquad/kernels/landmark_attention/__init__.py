@@ -14,8 +14,8 @@ from torch import Tensor
 from subquad.kernels.dispatch import choose
 
 LEAST_WEIGHT = 1e-8
-MOST_LANDMARKS = "more than 128 landmarks"
-WIDEST_HEAD = "heads wider than 128"
+LARGE = "more than 128 landmarks or channels of a head, or more than 64 of both"
+"""A case that a kernel whose programs hold the matrices of all landmarks has no registers for."""
 
 
 class OptWeights(NamedTuple):
@@ -35,6 +35,7 @@ def landmark_attention(
     w_keys, w_queries: w and w' (batch, heads, c, d). shared: b (batch, heads, c, 1). opt: None for a = 1.
     mask: (batch, time) bool, False for positions that count neither as keys nor in t; None: all count.
     """
-    sizes = ((MOST_LANDMARKS, w_keys.shape[2]), (WIDEST_HEAD, w_keys.shape[3]))
-    needs = (need for need, size in sizes if size > 128)
-    return choose("landmark_attention", qkv, *needs).landmark_attention(qkv, w_keys, w_queries, shared, opt, mask)
+    _, _, landmarks, width = w_keys.shape
+    is_large = landmarks > 128 or width > 128 or (landmarks > 64 and width > 64)
+    kernel = choose("landmark_attention", qkv, *((LARGE,) if is_large else ()))
+    return kernel.landmark_attention(qkv, w_keys, w_queries, shared, opt, mask)

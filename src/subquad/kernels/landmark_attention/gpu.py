@@ -17,14 +17,14 @@ import triton
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.landmark_attention import MOST_LANDMARKS, WIDEST_HEAD, OptWeights, reference
+from subquad.kernels.landmark_attention import LARGE, OptWeights, reference
 from subquad.kernels.landmark_attention import gpu_kernels as kernels
 from subquad.kernels.triton_tools import dot_precision
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LACKS = (MOST_LANDMARKS, WIDEST_HEAD)
-PROGRAMS = 432
-"""Programs that are enough for all multiprocessors: four for each of an A100's."""
+LACKS = (LARGE,)
+PROGRAMS = 216
+"""Programs that run at once: two for each of an A100's multiprocessors, whose registers hold no more."""
 SMALLEST = 16
 """The smallest side that tl.dot takes."""
 
@@ -67,9 +67,15 @@ class Launches:
         return rows, columns
 
     @property
+    def warps(self) -> int:
+        """Of a program: enough for its matrices to fit their registers. float32 needs more of them."""
+        landmarks, width = self.padded
+        return max(4, landmarks * width // (1024 if self.qkv.element_size() == 2 else 512))
+
+    @property
     def span(self) -> int:
         tiles = triton.cdiv(self.qkv.shape[1], self.tile)
-        return triton.cdiv(tiles, max(1, min(tiles, triton.cdiv(PROGRAMS, max(1, self.pairs))))) * self.tile
+        return triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // max(1, self.pairs)))) * self.tile
 
     @property
     def splits(self) -> int:
@@ -89,7 +95,7 @@ class Launches:
     def constants(self) -> dict[str, Any]:
         landmarks, width = self.padded
         constants = {"HAS_MASK": self.mask is not None, "TIME": self.tile, "LANDMARKS": landmarks, "WIDTH": width}
-        return constants | {"PRECISION": dot_precision(), "num_warps": max(4, landmarks // 16), "num_stages": 1}
+        return constants | {"PRECISION": dot_precision(), "num_warps": self.warps, "num_stages": 1}
 
     def partial(self, *shape: int) -> Tensor:
         """Room for what every span of every head sums up."""
@@ -126,6 +132,10 @@ def _query_arguments(inputs: tuple[Any, ...], scale: float, launches: Launches) 
         **strides,
         **launches.constants,
     }
+
+
+def _over_spans(partial: Tensor, dim: int) -> Tensor:
+    return partial.squeeze(dim) if partial.shape[dim] == 1 else partial.sum(dim)
 
 
 def _begin(qkv: Tensor, w_keys: Tensor, mask: Tensor | None) -> Launches:
@@ -204,7 +214,7 @@ def _backward(
             kernels._query_gradients[grid](
                 launches.qkv, means=None, d_qkv=None, matrices=of_queries, vectors=vectors, SUMS=True, **queries
             )
-            matrices, sums = of_queries.sum(1), vectors.sum(1)
+            matrices, sums = _over_spans(of_queries, 1), _over_spans(vectors, 1)
             kernels._query_gradients[grid](
                 launches.qkv, means=sums[:, 2], d_qkv=d_qkv, matrices=late[-1], vectors=None, SUMS=False, **queries
             )
@@ -216,7 +226,12 @@ def _backward(
     else:
         matrices, sums = of_queries.sum(1), vectors.sum(1)
     of_heads = w_keys.shape[:2]
-    return d_qkv, matrices.unflatten(0, of_heads), sums.unflatten(0, of_heads), late.sum(2).unflatten(1, of_heads)
+    return (
+        d_qkv,
+        matrices.unflatten(0, of_heads),
+        sums.unflatten(0, of_heads),
+        _over_spans(late, 2).unflatten(1, of_heads),
+    )
 
 
 # ---------------------------------------------------------------------- for torch

@@ -65,6 +65,20 @@ def _store_matrix(
 
 
 @triton.jit
+def _precise_dot(landmarks: tl.tensor, x: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
+    """landmarks @ x, of float32 and what may be narrower: landmarks are then the sum of two narrow matrices.
+
+    Logits are exponents, and the gradient of a weight is divided by the weight, which may be small: landmarks rounded
+    once would change both by percents.
+    """
+    high = landmarks.to(x.dtype)
+    product = dot(high, x, PRECISION)
+    if x.dtype != tl.float32:
+        product += dot((landmarks - high.to(tl.float32)).to(x.dtype), x, PRECISION)
+    return product
+
+
+@triton.jit
 def _hide(
     logits: tl.tensor, mask: tl.tensor, first: tl.tensor, time: tl.tensor, HAS_MASK: tl.constexpr, TIME: tl.constexpr
 ) -> tl.tensor:
@@ -90,7 +104,7 @@ def _key_logits(
 ) -> tl.tensor:
     """l_cj (LANDMARKS, TIME) of keys k (TIME, WIDTH). w: s w."""
     wide = k.to(tl.float32)
-    logits = dot(w, tl.trans(k), PRECISION) - (tl.sum(wide * wide, 1) * (scale / 2))[None, :]
+    logits = _precise_dot(w, tl.trans(k), PRECISION) - (tl.sum(wide * wide, 1) * (scale / 2))[None, :]
     return _hide(logits, mask, first, time, HAS_MASK, TIME)
 
 
@@ -142,13 +156,11 @@ def _summarise(
     qkv += row * qkv_row + head * qkv_head
     if HAS_MASK:
         mask += row * time
-    keys = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH).to(dtype)
+    keys = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
     top, mass = tl.full((LANDMARKS,), float("-inf"), tl.float32), tl.zeros((LANDMARKS,), tl.float32)
     total = tl.zeros((LANDMARKS, WIDTH), tl.float32)
     if WEIGHTED:
-        directions = _load_landmarks(
-            f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH
-        ).to(dtype)
+        directions = _load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
         top_f, mass_f = tl.full((LANDMARKS,), float("-inf"), tl.float32), tl.zeros((LANDMARKS,), tl.float32)
     for first in range(split * span, tl.minimum(time, (split + 1) * span), TIME):
         k = _load_matrix(qkv + qkv_part, first, qkv_time, time, width, TIME, WIDTH)
@@ -158,7 +170,7 @@ def _summarise(
         total = total * decay[:, None] + dot(shares.to(dtype), v, PRECISION)
         if WEIGHTED:
             q = _load_matrix(qkv, first, qkv_time, time, width, TIME, WIDTH)
-            logits = _hide(dot(directions, tl.trans(q), PRECISION), mask, first, time, HAS_MASK, TIME)
+            logits = _hide(_precise_dot(directions, tl.trans(q), PRECISION), mask, first, time, HAS_MASK, TIME)
             _, _, top_f, mass_f = _add_to_softmax(logits, top_f, mass_f)
     place = pair * tl.num_programs(1) + split
     _store_matrix(sums + place * count * width, 0, width, count, width, total, LANDMARKS, WIDTH)
@@ -214,9 +226,10 @@ def _combine(
         total += part * tl.exp(tl.where(exists, top - log_sum, 0.0))[:, None]
     _store_matrix(u + pair * count * width, 0, width, count, width, total, LANDMARKS, WIDTH)
     tl.store(log_sums + pair * 2 * count + landmark, log_sum, mask=exists)
+    log_sum = tl.zeros((LANDMARKS,), tl.float32)
     if WEIGHTED:
         _, log_sum = _log_sum(statistics + 2 * count, splits, count, LANDMARKS)
-        tl.store(log_sums + (pair * 2 + 1) * count + landmark, log_sum, mask=exists)
+    tl.store(log_sums + (pair * 2 + 1) * count + landmark, log_sum, mask=exists)
 
 
 @triton.jit
@@ -265,11 +278,11 @@ def _query_probs(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """W, t and a, each (LANDMARKS, TIME), of queries q (TIME, WIDTH); a is infinite where it is at its least."""
     queries = tl.trans(q)
-    z = dot(w, queries, PRECISION) + offset[:, None]
+    z = _precise_dot(w, queries, PRECISION) + offset[:, None]
     shares = tl.exp(z - tl.max(z, 0)[None, :])
     t, a = shares, shares
     if WEIGHTED:
-        logits = _hide(dot(f, queries, PRECISION), mask, first, time, HAS_MASK, TIME)
+        logits = _hide(_precise_dot(f, queries, PRECISION), mask, first, time, HAS_MASK, TIME)
         t = tl.exp(logits - log_f[:, None])
         a = beta[:, None] + alpha * (t - tl.sum(t * p[:, None], 0)[None, :])
         shares *= tl.maximum(a, _least_weight)
@@ -321,14 +334,10 @@ def _attend(
     y += row * time * heads * width + head * width
     if HAS_MASK:
         mask += row * time
-    queries = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH).to(
-        dtype
-    )
+    queries = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
     directions = queries
     if WEIGHTED:
-        directions = _load_landmarks(
-            f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH
-        ).to(dtype)
+        directions = _load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
     values = _load_landmarks(u + pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH).to(dtype)
     offset, log_f, beta, p = _load_vectors(
         pair, row, shared, balance, mean_weights, log_sums, count, mean_row, WEIGHTED, LANDMARKS
@@ -400,14 +409,10 @@ def _query_gradients(
     grad += row * time * heads * width + head * width
     if HAS_MASK:
         mask += row * time
-    queries = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH).to(
-        dtype
-    )
+    queries = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
     directions = queries
     if WEIGHTED:
-        directions = _load_landmarks(
-            f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH
-        ).to(dtype)
+        directions = _load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
     values = _load_landmarks(u + pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH).to(dtype)
     offset, log_f, beta, p = _load_vectors(
         pair, row, shared, balance, mean_weights, log_sums, count, mean_row, WEIGHTED, LANDMARKS
@@ -438,7 +443,7 @@ def _query_gradients(
             second_sum += dot(d_z.to(dtype), q, PRECISION)
             sum_z += tl.sum(d_z, 1)
         else:
-            d_q = dot(tl.trans(d_z.to(dtype)), queries, PRECISION)
+            d_q = dot(tl.trans(d_z.to(dtype)), queries.to(dtype), PRECISION)
         if WEIGHTED:
             d_a = d_z / a
             d_t = alpha * (d_a - p[:, None] * tl.sum(d_a, 0)[None, :])
@@ -452,7 +457,7 @@ def _query_gradients(
                     counts = tl.load(mask + position, mask=position < time, other=0) != 0
                     d_f = tl.where(counts[None, :], d_f, 0.0)
                 first_sum += dot(d_f.to(dtype), q, PRECISION)
-                d_q += dot(tl.trans(d_f.to(dtype)), directions, PRECISION)
+                d_q += dot(tl.trans(d_f.to(dtype)), directions.to(dtype), PRECISION)
         if not SUMS:
             _store_matrix(d_qkv, first, 3 * heads * width, time, width, d_q, TIME, WIDTH)
     place = pair * tl.num_programs(1) + split
@@ -509,7 +514,7 @@ def _key_gradients(
     d_qkv += row * time * 3 * heads * width + head * width
     if HAS_MASK:
         mask += row * time
-    keys = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH).to(dtype)
+    keys = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
     grad = _load_landmarks(d_u + 2 * pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH)
     landmark = tl.arange(0, LANDMARKS)
     exists = landmark < count
@@ -530,7 +535,7 @@ def _key_gradients(
             d_l = tl.where(counts[None, :], d_l, 0.0)
         narrow = d_l.to(dtype)
         total += dot(narrow, k, PRECISION)
-        d_k = dot(tl.trans(narrow), keys, PRECISION) - k.to(tl.float32) * (tl.sum(d_l, 0) * scale)[:, None]
+        d_k = dot(tl.trans(narrow), keys.to(dtype), PRECISION) - k.to(tl.float32) * (tl.sum(d_l, 0) * scale)[:, None]
         d_v = dot(tl.trans(probs.to(dtype)), grad, PRECISION)
         _store_matrix(d_qkv + heads * width, first, 3 * heads * width, time, width, d_k, TIME, WIDTH)
         _store_matrix(d_qkv + 2 * heads * width, first, 3 * heads * width, time, width, d_v, TIME, WIDTH)
