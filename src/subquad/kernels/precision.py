@@ -20,3 +20,13 @@ def full_precision(x: Tensor) -> AbstractContextManager[Any]:
 def is_autocast(device: torch.device) -> bool:
     """Whether autocast chooses the precision of products on a device."""
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def cast_once(x: Tensor) -> Tensor:
+    """x as autocast gives it to products, for those who multiply it more than once: autocast would cast it each time.
+
+    A CPU, where a cast is little beside a product, goes on adding the gradients of these products in float32.
+    """
+    if x.device.type == "cpu" or x.dtype == torch.float64 or not is_autocast(x.device):
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))

@@ -27,7 +27,7 @@ from subquad.config import Choices
 from subquad.kernels import tracing
 from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.masking import keep
-from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.kernels.precision import at_least_float32, cast_once, full_precision
 from subquad.mixers import noise
 from subquad.mixers.attention import AttentionConfig, AttentionMixer, HeadMap, init_small, kernel_logits
 from subquad.mixers.base import Capabilities
@@ -104,6 +104,7 @@ class LARA(AttentionMixer[LARAConfig]):
         return self.config.proposal != "adaptive"
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        x = cast_once(x)
         flat = self.projections(x)
         q_bar, k_bar, mask = self._landmarks(x, flat, layout)
         with full_precision(x):

@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from subquad.config import Scale
+from subquad.kernels.precision import cast_once
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
@@ -118,6 +119,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         self.owner = [other]
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
+        x = cast_once(x)
         return self.attend_context(x, self.encode_context(x, layout)), None
 
     def encode_context(self, context: Tensor, layout: Layout) -> LinformerContext:
