@@ -63,6 +63,7 @@ class WholeScorer:
     def __init__(self, model: Seq2Seq, source: Tensor) -> None:
         self.model, self.context = model, model.encode(source).x
         self.tokens = torch.empty(len(source), 0, dtype=torch.int64)
+        self.keeps_rows = False
 
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         self.tokens = torch.cat([self.tokens, tokens[:, None]], 1)

@@ -37,11 +37,12 @@ class Language:
 class LanguageScorer:
     """Scores the texts of rows, and holds the search to its word about rows and contexts."""
 
-    def __init__(self, language: Language, sentences: int) -> None:
+    def __init__(self, language: Language, sentences: int, keeps_rows: bool = False) -> None:
         self.language = language
         self.rows: list[tuple[int, list[int]]] = [(number, []) for number in range(sentences)]
         self.contexts = list(range(sentences))
         self.begun = False
+        self.keeps_rows = keeps_rows
 
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         assert len(tokens) == len(self.rows)
@@ -60,18 +61,26 @@ class LanguageScorer:
 
 
 def search(
-    language: Language, limits: Sequence[int], options: DecodeOptions, prefixes: Sequence[Sequence[int]] | None = None
+    language: Language,
+    limits: Sequence[int],
+    options: DecodeOptions,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    keeps_rows: bool = False,
 ) -> list[list[Hypothesis]]:
     count = len(limits)
     starts = pad_rows(prefixes, SPECIAL.pad)[0] if prefixes is not None else None
     request = SearchRequest(torch.full((count,), SPECIAL.eos), torch.tensor(limits), starts)
-    return beam_search(LanguageScorer(language, count), request, options, SPECIAL)
+    return beam_search(LanguageScorer(language, count, keeps_rows), request, options, SPECIAL)
 
 
 def assert_as_defined(
-    language: Language, limits: Sequence[int], options: DecodeOptions, prefixes: Sequence[Sequence[int]] | None = None
+    language: Language,
+    limits: Sequence[int],
+    options: DecodeOptions,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    keeps_rows: bool = False,
 ) -> None:
-    found = search(language, limits, options, prefixes)
+    found = search(language, limits, options, prefixes, keeps_rows)
     for number, limit in enumerate(limits):
         prefix = prefixes[number] if prefixes is not None else ()
         alone = search_one(partial(language.logits, number), limit, options, SPECIAL, prefix)
@@ -104,7 +113,7 @@ def test_a_batch_is_the_searches_of_its_sentences(data: Any, options: dict[str, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(beam, "steps_between_checks", lambda _: every)
         language = Language(vocab, levels, eager, seed)
-        assert_as_defined(language, limits, DecodeOptions(nbest=nbest, **options), prefixes)
+        assert_as_defined(language, limits, DecodeOptions(nbest=nbest, **options), prefixes, data.draw(st.booleans()))
 
 
 @pytest.mark.parametrize("every", [1, 8])

@@ -195,6 +195,20 @@ def test_int8_is_near(mixer: str) -> None:
     assert (near - exact).norm() <= 0.01 * exact.norm()
 
 
+@pytest.mark.parametrize("mixer", CAUSAL)
+def test_bfloat16_is_near(mixer: str) -> None:
+    model, tokens = language_model(mixer), some_tokens(3, 11)
+    ours = prepare_for_inference(model, "bfloat16")
+    logits, state = stream(ours, tokens)
+    exact = stream(model, tokens)[0]
+    assert {one.dtype for one in ours.parameters()} == {torch.bfloat16}
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
+    assert all(
+        one.dtype in (torch.bfloat16, torch.int64) or mixer in ("performer", "primal") for one in state.tensors()
+    )
+    assert (logits.float() - exact).norm() <= 0.05 * exact.norm()
+
+
 def test_weights_are_shared_and_the_model_is_left_alone() -> None:
     model = language_model("softmax").train()
     before = {name: type(module) for name, module in model.named_modules()}
@@ -232,7 +246,7 @@ def test_adaptive_heads_stay() -> None:
         assert close(ours(*inputs(ours)).logits, model(*inputs(model)).logits)
 
 
-@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
 def test_translation(weights: Any) -> None:
     model = tiny("lightconv_iwslt_de_en").eval()
     enlarge(model)

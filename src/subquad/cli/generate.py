@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
+from subquad.cli.options import Bfloat16, Checkpoint, Compile, Graphs, Int8, RunFolders, weights_option
 
 
 def generate(
@@ -36,7 +36,9 @@ def generate(
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="The seed of the random numbers.")] = 1,
     int8: Int8 = False,
+    bfloat16: Bfloat16 = False,
     compile: Compile = False,
+    graphs: Graphs = False,
     checkpoint: Checkpoint = "best",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each text, with tokens and log-probabilities.")
@@ -68,8 +70,14 @@ def generate(
     )
     first, *others = [load_run(run, checkpoint) for run in runs]
     nbest = samples if beam is not None else None
-    weights = "int8" if int8 else None
-    generator = first.generator(*others, beam=beam, nbest=nbest, weights=weights, compile=compile or None)
+    generator = first.generator(
+        *others,
+        beam=beam,
+        nbest=nbest,
+        weights=weights_option(int8, bfloat16),
+        compile=compile or None,
+        graphs=graphs or None,
+    )
     prompts = prompt or [""]
     if beam is not None:
         found = [one for several in generator.search(prompts, tokens) for one in several]

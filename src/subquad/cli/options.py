@@ -26,12 +26,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 Int8 = Annotated[
     bool, typer.Option("--int8", help="Use weights of 8 bits, which is faster for few lines and less exact.")
 ]
+Bfloat16 = Annotated[
+    bool, typer.Option("--bfloat16", help="Use weights and states of 16 bits, which is faster on a GPU and less exact.")
+]
+Graphs = Annotated[bool, typer.Option("--graphs", help="Replay decoding steps as CUDA graphs, which needs a GPU.")]
 Compile = Annotated[
     bool, typer.Option("--compile", help="Compile the model with torch.compile, which pays off for long input.")
 ]
 
 
 # ---------------------------------------------------------------------- values of options
+
+
+def weights_option(int8: bool, bfloat16: bool) -> str | None:
+    """The option `weights` of decoding, None: that of the recipe."""
+    if int8 and bfloat16:
+        raise ValueError("give --int8 or --bfloat16, not both")
+    return "int8" if int8 else "bfloat16" if bfloat16 else None
 
 
 def split_words(text: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subquad.cli.lines import LineReader, warn_of_lines
-from subquad.cli.options import Checkpoint, Compile, Int8, RunFolders
+from subquad.cli.options import Bfloat16, Checkpoint, Compile, Graphs, Int8, RunFolders, weights_option
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ def translate(
         bool, typer.Option("--prefix", help="Read lines SOURCE <tab> PREFIX; each translation begins with its PREFIX.")
     ] = False,
     int8: Int8 = False,
+    bfloat16: Bfloat16 = False,
     compile: Compile = False,
+    graphs: Graphs = False,
     checkpoint: Checkpoint = "best",
 ) -> None:
     """Translate standard input line by line.
@@ -67,8 +69,9 @@ def translate(
         "unk_penalty": unk_penalty,
         "no_repeat_ngram": no_repeat_ngram,
         "batch_sentences": batch_sentences,
-        "weights": "int8" if int8 else None,
+        "weights": weights_option(int8, bfloat16),
         "compile": True if compile else None,
+        "graphs": True if graphs else None,
     }
     from subquad.api import load_run
     from subquad.decode.translate import WINDOW

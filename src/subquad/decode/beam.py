@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.decode.hypotheses import LOG_ZERO, Hypotheses, Hypothesis
 from subquad.decode.options import DecodeOptions
-from subquad.decode.scoring import Scorer, TokenScores
+from subquad.decode.scoring import Scorer, TokenScores, rows_may_leave
 from subquad.kernels.vocabulary import largest
 
 STEPS_UNWATCHED = 8
@@ -178,7 +178,7 @@ class _Search:
             return None
         else:  # here, and only here, Python waits for the device
             unfinished = (self.unfinished & self.finite).tolist()
-        if all(unfinished):
+        if not rows_may_leave(self.scorer, sum(unfinished), len(unfinished)):
             return None
         self.known_limits = [limit for limit, stays in zip(self.known_limits, unfinished, strict=True) if stays]
         kept = self.unfinished.int().argsort(descending=True, stable=True)[: len(self.known_limits)]

@@ -7,6 +7,7 @@ import torch
 
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.beam import SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.graphs import GraphScorer, check_graphs
 from subquad.decode.hypotheses import Hypothesis
 from subquad.decode.inference import prepare_for_inference
 from subquad.decode.limits import max_text_length
@@ -33,7 +34,10 @@ class Generator:
     def __init__(
         self, models: Sequence[LanguageModel], tokenizer: Tokenizer, options: DecodeOptions | None = None
     ) -> None:
-        """options: those of beam search; `weights` and `compile` always apply. Methods take the limits of length."""
+        """options: those of beam search; `weights`, `compile` and `graphs` always apply.
+
+        Methods take the limits of length.
+        """
         for model in models:
             if model.config.vocab != tokenizer.size:
                 raise ValueError(f"the tokenizer has {tokenizer.size} tokens, but the model has {model.config.vocab}")
@@ -43,6 +47,8 @@ class Generator:
             for model in self.models:
                 compile_blocks(model)
         self.device = next(models[0].parameters()).device
+        if self.options.graphs:
+            check_graphs(self.device)
         self.max_tokens = min((most for model in models if (most := max_text_length(model)) is not None), default=None)
 
     def sample(self, prompts: Sequence[str], tokens: int, options: SampleOptions) -> list[Continuation]:
@@ -81,7 +87,8 @@ class Generator:
         read, padding = pad_rows([text[:-1] for text in texts], self.special.pad)
         given = padding.to(self.device) if bool(padding.any()) else None
         read = read.to(self.device)
-        return combine_scorers([LanguageModelScorer.after(model, read, given) for model in self.models])
+        scorers = [LanguageModelScorer.after(model, read, given) for model in self.models]
+        return combine_scorers([GraphScorer(one) for one in scorers] if self.options.graphs else scorers)
 
     def _to_continuation(self, text: list[int], found: Hypothesis) -> Continuation:
         return Continuation(self.tokenizer.decode([*text, *found.tokens]), *found)

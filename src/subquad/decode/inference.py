@@ -1,16 +1,19 @@
 """Makes the linear maps of a model fast for the few rows that decoding has at a time.
 
-    float32    the same results up to rounding; for up to 16 rows, weights are read at the speed of memory
-    int8       weights of linear maps and of the head are rounded to one byte each, a quarter of the memory to read
+    float32    the same results up to rounding; for up to 16 rows, a CPU reads weights at the speed of memory
+    bfloat16   all weights, and with them states and activations, are rounded to two bytes: for GPUs
+    int8       weights of linear maps and of the head are rounded to one byte each, a quarter of the memory to read: for
+               CPUs; a GPU would turn them into float32 for every step
 
-Embeddings, adaptive heads and everything else that is not a linear map stay as they are. The new model shares its
-weights with the given one: changing them in place changes both models, except for rounded weights.
+With float32 and int8, embeddings, adaptive heads and everything else that is not a linear map stay as they are. The new
+model shares its weights with the given one: changing them in place changes both models, except for rounded weights.
 """
 
 import copy
 from collections.abc import Callable
 from typing import Literal, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from subquad.kernels.linear import few_rows_map, int8_map
@@ -24,8 +27,10 @@ LEAST_WEIGHTS = 1 << 16
 """Smaller weights fit into the cache of a core: calling another kernel would cost more than it saves."""
 
 
-def prepare_for_inference(model: ModelType, weights: Literal["float32", "int8"]) -> ModelType:
-    """Returns a copy of a model for inference, in eval mode, that shares its parameters and buffers."""
+def prepare_for_inference(model: ModelType, weights: Literal["float32", "bfloat16", "int8"]) -> ModelType:
+    """Returns a copy of a model for inference, in eval mode, that shares its parameters and buffers if it can."""
+    if weights == "bfloat16":
+        return copy.deepcopy(model).to(torch.bfloat16).eval()
     shared: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
     fast = copy.deepcopy(model, shared).eval()
     for module in list(fast.modules()):

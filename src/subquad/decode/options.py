@@ -32,10 +32,15 @@ class DecodeOptions(Options):
         ge=2,
         description="The maximal number of source tokens in a batch, with padding. Longer lines are truncated.",
     )
-    weights: Literal["float32", "int8"] = Field(
-        "float32", description="int8 is faster for few sentences and less exact."
+    weights: Literal["float32", "bfloat16", "int8"] = Field(
+        "float32",
+        description="The precision of the weights. int8 is faster for few sentences and less exact; bfloat16 is for "
+        "GPUs.",
     )
     compile: bool = Field(False, description="Whether torch.compile compiles the blocks.")
+    graphs: bool = Field(
+        False, description="Whether a GPU replays steps as CUDA graphs, which spares Python their launches."
+    )
 
     def check(self) -> None:
         if self.nbest > self.beam:

@@ -8,7 +8,7 @@ from torch import Tensor
 from subquad.decode.beam import SpecialTokens, steps_between_checks
 from subquad.decode.hypotheses import LOG_ZERO, Hypothesis
 from subquad.decode.options import SampleOptions
-from subquad.decode.scoring import Scorer
+from subquad.decode.scoring import Scorer, rows_may_leave
 from subquad.kernels.vocabulary import largest
 
 DRAWS_AHEAD = 64
@@ -50,7 +50,7 @@ def sample(
         steps = torch.stack(unread, -1).tolist()  # here, and only here, Python waits for the device
         unread.clear()
         stay = [place for place, row in enumerate(rows) if _extend(found[row], steps, place, special.eos)]
-        if len(stay) < len(rows):
+        if rows_may_leave(scorer, len(stay), len(rows)):
             rows = [rows[place] for place in stay]
             kept = torch.tensor(stay, dtype=torch.int64, device=device)
             last = last[kept]
@@ -66,6 +66,8 @@ def _extend(
     found: tuple[list[int], list[float]], steps: Sequence[Sequence[Sequence[float]]], row: int, eos: int
 ) -> bool:
     """Appends the tokens of a row up to eos, and their log-probabilities; returns whether it goes on."""
+    if found[0][-1:] == [eos]:
+        return False
     for token, log in zip(steps[0][row], steps[1][row], strict=True):
         found[0].append(int(token))
         found[1].append(log)

@@ -40,13 +40,32 @@ class Scorer(Protocol):
         """Continues with the rows `index`. contexts: see `StackState.reorder`."""
         ...
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether another number of rows is expensive, so that none should leave before half of them may."""
+        ...
+
+
+def rows_may_leave(scorer: "Scorer", left: int, rows: int) -> bool:
+    """Returns whether `left` of all rows should go on alone."""
+    return 2 * left <= rows if scorer.keeps_rows else left < rows
+
 
 class StreamingScorer:
     """What scorers share that have one model and its streaming state."""
 
     state: StackState
+    keeps_rows = False
     moved = False
     """Whether rows have been moved since the last step."""
+
+    def read(self, tokens: Tensor, state: StackState, temperature: float) -> tuple[TokenScores, StackState]:
+        """Reads `tokens` (rows,), and returns the scores of the next ones and the state after them."""
+        raise NotImplementedError
+
+    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
+        scores, self.state = self.read(tokens, self.next_state(), temperature)
+        return scores
 
     def next_state(self) -> StackState:
         """Returns the state for the next step, with room for its token.
@@ -72,12 +91,11 @@ class Seq2SeqScorer(StreamingScorer):
         self.padding = padding
         self.state: StackState = model.init_state(source.shape[0], source.device)
 
-    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
-        state = self.next_state()
+    def read(self, tokens: Tensor, state: StackState, temperature: float) -> tuple[TokenScores, StackState]:
         output = self.model.decode(tokens[:, None], self.context, context_padding=self.padding, state=state)
         assert output.state is not None
-        self.state, self.context, self.padding = output.state, None, None  # the state has the context now
-        return TokenScores.of(output.logits[:, 0], temperature)
+        self.context, self.padding = None, None  # the state has the context now
+        return TokenScores.of(output.logits[:, 0], temperature), output.state
 
 
 class LanguageModelScorer(StreamingScorer):
@@ -97,11 +115,10 @@ class LanguageModelScorer(StreamingScorer):
             state = read
         return cls(model, state)
 
-    def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
-        output = self.model(tokens[:, None], state=self.next_state())
+    def read(self, tokens: Tensor, state: StackState, temperature: float) -> tuple[TokenScores, StackState]:
+        output = self.model(tokens[:, None], state=state)
         assert output.state is not None
-        self.state = output.state
-        return TokenScores.of(output.logits[:, 0], temperature)
+        return TokenScores.of(output.logits[:, 0], temperature), output.state
 
 
 class Ensemble:
@@ -109,6 +126,10 @@ class Ensemble:
 
     def __init__(self, members: Sequence[Scorer]) -> None:
         self.members = members
+
+    @property
+    def keeps_rows(self) -> bool:
+        return any(member.keeps_rows for member in self.members)
 
     def step(self, tokens: Tensor, temperature: float = 1.0) -> TokenScores:
         each = [member.step(tokens, temperature).log_probabilities() for member in self.members]

@@ -15,6 +15,7 @@ from subquad.data.batches import Budget, batches_by_tokens
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.align import Alignment, align, check_alignments
 from subquad.decode.beam import SearchRequest, beam_search, pad_rows, special_tokens
+from subquad.decode.graphs import GraphScorer, check_graphs
 from subquad.decode.hypotheses import Hypothesis
 from subquad.decode.inference import prepare_for_inference
 from subquad.decode.limits import max_source_length, max_text_length
@@ -81,6 +82,8 @@ class Translator:
                 compile_blocks(model)
         self.source, self.target, self.special = source, target, special_tokens(target)
         self.device = next(models[0].parameters()).device
+        if self.options.graphs:
+            check_graphs(self.device)
         limits = [max_source_length(model) for model in models]
         self.max_source_tokens = min([self.options.batch_tokens, *(limit for limit in limits if limit is not None)])
         self.max_target_tokens = _smallest(max_text_length(model) for model in models)
@@ -141,7 +144,8 @@ class Translator:
         source, padding = pad_rows(sources, self.source.pad)
         given = padding.to(self.device) if bool(padding.any()) else None
         source = source.to(self.device)
-        scorer = combine_scorers([Seq2SeqScorer(model, source, given) for model in self.models])
+        scorers = [Seq2SeqScorer(model, source, given) for model in self.models]
+        scorer = combine_scorers([GraphScorer(one) for one in scorers] if self.options.graphs else scorers)
         limits = [int(self.options.max_len_a * len(tokens) + self.options.max_len_b) for tokens in sources]
         if self.max_target_tokens is not None:
             limits = [min(limit, self.max_target_tokens - 1) for limit in limits]

@@ -127,10 +127,13 @@ class EVAState(WindowState):
 
     def reserve(self, tokens: int) -> Self:
         wanted = self.chunks_after(tokens) - self.filled + 1  # one for the summary of a chunk that is not finished
-        if self.room is None or self.room >= wanted:
+        if self.room is None:
+            wanted = tokens // (self.q.shape[2] + 1) + 1
+        elif self.room >= wanted:
             return self
         chunk_k, chunk_v = (with_room(part, self.filled, wanted) for part in (self.chunk_k, self.chunk_v))
-        return replace(self, chunk_k=chunk_k, chunk_v=chunk_v, room=chunk_k.shape[2] - self.filled)
+        room = None if self.room is None else chunk_k.shape[2] - self.filled
+        return replace(self, chunk_k=chunk_k, chunk_v=chunk_v, room=room)
 
     def with_fixed_size(self) -> Self:
         for part in (self.chunk_k, self.chunk_v):

@@ -122,7 +122,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         self.projection = Projection(*sizes, config.projection) if self.feature_map.projected else None
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
-        self._check_length(x.shape[1] if layout.mask is None else layout.lengths_of(x))
+        self._check_length(x.shape[1] if layout.mask is None else layout.lengths_of(x), x.shape[1])
         matrix = self.projection() if self.projection is not None else None
         lengths = layout.lengths_of(x)
         if self.config.causal:
@@ -191,7 +191,8 @@ class Performer(AttentionMixer[PerformerConfig]):
         )
 
     def step(self, x: Tensor, new: Tensor | None, state: PerformerState) -> tuple[Tensor, PerformerState]:
-        self._check_length(advanced(state.lengths, new, x.shape[1]))
+        if x.device.type == "cpu":  # another device would be waited for at each token
+            self._check_length(advanced(state.lengths, new, x.shape[1]))
         # A stream spans many calls, so it cannot live with a matrix that each call draws anew.
         return self._advance(x, new, state, self.projection.matrix if self.projection is not None else None)
 
@@ -265,10 +266,13 @@ class Performer(AttentionMixer[PerformerConfig]):
         theta = theta[:, None, :, None]
         return theta.cos(), theta.sin()
 
-    def _check_length(self, lengths: Tensor | int) -> None:
-        """Beyond max_length cosines would turn negative. Compiled code cannot look into tensors, only at ints."""
+    def _check_length(self, lengths: Tensor | int, at_most: int | None = None) -> None:
+        """Beyond max_length cosines would turn negative. Compiled code cannot look into tensors, only at ints.
+
+        at_most: what lengths do not exceed, None: that is not known.
+        """
         limit = self.config.max_length
-        if not self.config.cosine or limit is None:
+        if not self.config.cosine or limit is None or (at_most is not None and at_most <= limit):
             return
         if isinstance(lengths, Tensor) and not (tracing.may_read_values(lengths) and lengths.numel()):
             return

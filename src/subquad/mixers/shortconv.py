@@ -68,6 +68,10 @@ class ShortConvState(State):
         order = index if self.order is None else self.order.index_select(0, index)
         return type(self)(self.lengths.index_select(0, index), self.inputs, order)
 
+    def with_fixed_size(self) -> Self:
+        """The state with its rows moved: what a step reads has then the shapes of what it returns."""
+        return self if self.order is None else type(self)(self.lengths, self.inputs.index_select(0, self.order))
+
     def followed_by(self, u: Tensor) -> Tensor:
         """The last inputs of every row and then its new ones: (batch, K - 1 + time, conv_dim)."""
         if self.order is None:

@@ -80,10 +80,10 @@ class SoftmaxState(State):
         return replace(self, lengths=self.lengths.index_select(0, index), k=k, v=v, room=room)
 
     def reserve(self, tokens: int) -> Self:
-        if self.room is None or self.room >= tokens:
+        if self.room is not None and self.room >= tokens:
             return self
         k, v = (with_room(part, self.filled, tokens) for part in (self.k, self.v))
-        return replace(self, k=k, v=v, room=k.shape[2] - self.filled)
+        return replace(self, k=k, v=v, room=None if self.room is None else k.shape[2] - self.filled)
 
     def with_fixed_size(self) -> Self:
         for part in (self.k, self.v):

@@ -33,7 +33,8 @@ class State:
     def reserve(self, tokens: int) -> Self:  # noqa: ARG002
         """The state with room for so many tokens, or more, into which calls write; for inference alone.
 
-        A state without room is copied, so that this one stays whole. States that do not grow are returned as they are.
+        A state without room is copied, so that this one stays whole. One of fixed size gets so much room in addition to
+        what it may have left. States that do not grow are returned as they are.
         """
         return self
 

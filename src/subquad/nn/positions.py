@@ -52,7 +52,9 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.table, std=dim**-0.5)
 
     def forward(self, number: Tensor) -> Tensor:
-        if tracing.may_read_values(number):
+        # Other devices would be waited for: they are asked only if the number of positions allows for a mistake.
+        on_cpu = number.device.type == "cpu"
+        if (on_cpu or number.shape[1] > self.table.shape[0]) and tracing.may_read_values(number):
             longest = int(number.max()) + 1
             if longest > self.table.shape[0]:
                 raise ValueError(
