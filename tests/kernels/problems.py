@@ -70,7 +70,7 @@ def scan() -> list[Problem]:
             drawn(BATCH, HEADS, time, 4).abs(),
             drawn(BATCH, HEADS, time, 4).abs(),
             drawn(BATCH, HEADS, time, WIDTH),
-            drawn(BATCH, HEADS, 4, WIDTH),
+            drawn(BATCH, HEADS, 4, WIDTH + 1),
         ]
 
         def run(q: Tensor, k: Tensor, v: Tensor, before: Tensor, log_scale: Tensor = log_scale) -> tuple[Tensor, ...]:

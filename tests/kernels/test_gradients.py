@@ -93,7 +93,7 @@ def assert_log_scales_are_constants(name: str, monkeypatch: pytest.MonkeyPatch) 
     q, k, v = torch.rand(3, 1, 2, 9, 4).unbind(0)
     gate = torch.rand(1, 2, 9, requires_grad=True)
     start = torch.zeros(1, 2, requires_grad=True)
-    y, last = causal_sums(q.requires_grad_(), k, v, gate.cumsum(-1), torch.zeros(1, 2, 4, 4), start)
+    y, last = causal_sums(q.requires_grad_(), k, v, gate.cumsum(-1), torch.zeros(1, 2, 4, 5), start)
     gradients = torch.autograd.grad(y.sum() + last.sum(), [q, gate, start], allow_unused=True)
     assert gradients[0] is not None
     assert gradients[1:] == (None, None)

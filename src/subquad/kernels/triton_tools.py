@@ -1,5 +1,7 @@
 """What Triton kernels share: matrix products on tensor cores, and in which precision they run."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -25,3 +27,14 @@ def dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
 def dot_precision() -> str:
     """How float32 factors are multiplied: exactly, or rounded to TF32 where torch may do so with its own products."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def factors(dtype: torch.dtype) -> dict[str, Any]:
+    """FACTOR, to which factors of products are converted, and PRECISION, for inputs of a precision.
+
+    bfloat16 is multiplied as it is. float16 goes to TF32, which has its digits and the range of float32: what has a
+    scale, such as sums or gradients over a divisor, may exceed 65,504.
+    """
+    if dtype == torch.bfloat16:
+        return {"FACTOR": tl.bfloat16, "PRECISION": "ieee"}
+    return {"FACTOR": tl.float32, "PRECISION": "tf32" if dtype == torch.float16 else dot_precision()}

@@ -200,7 +200,8 @@ class Performer(AttentionMixer[PerformerConfig]):
         self, x: Tensor, new: Tensor | None, state: PerformerState, matrix: Tensor | None
     ) -> tuple[Tensor, PerformerState]:
         """Reads x (batch, time, C), the first new[b] positions of row b being tokens, after what `state` has read."""
-        q, k, v = (at_least_float32(t) for t in self.project(x, state.lengths))
+        q, k, v = self.project(x, state.lengths)
+        q, k = at_least_float32(q), at_least_float32(k)
         with full_precision(x):
             mask = right_padded(new, x.shape[1]) if new is not None else None
             positions = state.lengths[:, None] + torch.arange(x.shape[1], device=x.device)
@@ -210,14 +211,17 @@ class Performer(AttentionMixer[PerformerConfig]):
             key_log_scale = _running_log_scale(key, state.key_log_scale)
             queries = self._query_values(query, query_log_scale)
             # The scale of what is not a token keeps it out only once a row has read one: hence the masks.
-            keys, values = _relative(key, key_log_scale), _with_one(v)
+            keys = _relative(key, key_log_scale)
             if mask is not None:
-                keys, values = keys * mask[:, None, :, None], values * mask[:, None, :, None]
-            sides = (_times_cos_sin(queries, cos_sin), _times_cos_sin(keys, cos_sin), values)
+                keys = keys * mask[:, None, :, None]
+            sides = (_times_cos_sin(queries, cos_sin), _times_cos_sin(keys, cos_sin), v)
             mixed, sums = causal_sums(*sides, key_log_scale, state.sums, state.key_log_scale)
             eps_sums = state.eps_sums
             if self.feature_map.eps:
-                ones = _times_cos_sin(torch.ones_like(v[..., :1]), cos_sin)
+                values = _with_one(at_least_float32(v))
+                if mask is not None:
+                    values = values * mask[:, None, :, None]
+                ones = _times_cos_sin(torch.ones_like(values[..., :1]), cos_sin)
                 running = (ones[..., None] * values[..., None, :]).cumsum(2) + eps_sums[:, :, None]
                 weights = _times_cos_sin(queries.sum(-1, keepdim=True) * self.feature_map.eps, cos_sin)
                 mixed = mixed + (weights[..., None, :] @ running).squeeze(-2)

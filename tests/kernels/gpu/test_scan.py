@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.gpu.compiling import TARGETS, compile_launches
+from tests.kernels.gpu.compiling import TARGETS, Launch, compile_launches
 from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks, tolerance_of
 from tests.kernels.test_gradients import assert_log_scales_are_constants
 
@@ -33,6 +33,7 @@ def summed(
     q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor, before: Tensor, log_scale_before: Tensor
 ) -> list[Tensor]:
     """The definition, all pairs at once."""
+    v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
     decay = (log_scale[..., None, :] - log_scale[..., None]).clamp(max=0).exp().tril()
     carried = (log_scale_before[..., None] - log_scale).exp()[..., None]
     last = (k * decay[..., -1, :, None]).transpose(-1, -2) @ v + carried[..., -1:, :] * before
@@ -45,7 +46,7 @@ def scan_inputs(time: int, width: int, channels: int, rise: float, dtype: torch.
     The former has the largest values, so that errors are not compared with numbers too small for float32.
     """
     q, k = (torch.rand(1, 2, time, width, dtype=dtype) for _ in range(2))
-    v, before = torch.randn(1, 2, time, channels, dtype=dtype), torch.randn(1, 2, width, channels, dtype=dtype)
+    v, before = torch.randn(1, 2, time, channels, dtype=dtype), torch.randn(1, 2, width, channels + 1, dtype=dtype)
     log_scale_before = torch.randn(1, 2, dtype=dtype)
     rises = 2 * rise * torch.rand(1, 2, time, dtype=dtype) * (torch.rand(1, 2, time) < 0.2)
     rises[:, 0] = 0
@@ -78,7 +79,7 @@ def check_scan(scan, time, width, channels, rise):
     assert_scans(scan, scan_inputs(time, width, channels, rise), 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, *LOW_PRECISIONS])
+@pytest.mark.parametrize("dtype", LOW_PRECISIONS)
 def check_scan_precisions(scan, dtype):
     assert_scans(scan, scan_inputs(71, 9, 5, 2.0, dtype), tolerance_of(dtype))
 
@@ -134,33 +135,44 @@ def check_scan_is_a_sound_op(scan):
 # ---------------------------------------------------------------------- compiling
 
 
-def compile_all(target: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Compiles forward and backward."""
+def compile_all(target: str, sizes: tuple[int, ...], dtype: torch.dtype) -> list[Launch]:
+    """Compiles forward and backward for features in float32 and values of a precision."""
     from subquad.kernels.scan import gpu
 
     batch, heads, time, width, channels = sizes
-    q, k = (torch.empty(batch, heads, time, width, dtype=dtype, device="meta") for _ in range(2))
-    v = torch.empty(batch, heads, time, channels, dtype=dtype, device="meta")
+    q, k = (torch.empty(batch, heads, time, width, device="meta") for _ in range(2))
+    v = torch.empty(batch, time, 3, heads, channels, dtype=dtype, device="meta")[:, :, 2].transpose(1, 2)
     log_scale, log_scale_before = q[..., 0].contiguous(), q[..., 0, 0].contiguous()
-    before = torch.empty(batch, heads, width, channels, dtype=dtype, device="meta")
+    before = torch.empty(batch, heads, width, channels + 1, device="meta")
+    grad = torch.empty(batch, heads, time, channels + 1, device="meta")
+    scales = log_scale, before, log_scale_before
     with compile_launches(target) as launches:
-        starts, _ = gpu._carried(k, v, log_scale, log_scale_before, before, future=False)
-        gpu._mixed(q, k, v, log_scale, log_scale_before, starts, future=False)
-        ends, _ = gpu._carried(q, v, log_scale, log_scale_before, before, future=True)
-        gpu._mixed(v, v, q, log_scale, log_scale_before, ends.transpose(-1, -2), future=True)
-    assert len(launches) == 4
+        gpu._scan._init_fn(q, k, v, *scales)
+        gpu._scan_backward._init_fn(grad, before, q, k, v, *scales)
     for launch in launches:
+        assert launch.spilled_bytes == 0, launch
         assert launch.shared_memory <= TARGETS[target].shared_memory, launch
-        assert "tf32" not in launch.assembly, launch
+    return launches
 
 
 def test_compiles(triton_cache: None) -> None:
-    compile_all("sm_80", (8, 8, 2048, 64, 65), torch.float32)
+    launches = compile_all("sm_80", (8, 8, 2048, 64, 64), torch.bfloat16)
+    assert [launch.kernel for launch in launches] == [
+        *("_sum_chunks_kernel", "_carry_kernel", "_mix_kernel"),
+        *("_sum_chunks_kernel", "_carry_kernel", "_sum_chunks_kernel", "_carry_kernel", *["_mix_kernel"] * 3),
+    ]
+    for launch in launches:
+        assert launch.occupancy >= 0.125, launch
+        assert launch.tensor_core_instructions > 0 or launch.kernel == "_carry_kernel", launch
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("sizes", [(8, 8, 2048, 64, 65), (1, 1, 1, 1, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, *LOW_PRECISIONS], ids=str)
+@pytest.mark.parametrize("sizes", [(8, 8, 2048, 64, 64), (2, 4, 300, 256, 128), (1, 1, 1, 1, 2)], ids=str)
 def test_compiles_for_many(target: str, dtype: torch.dtype, sizes: tuple[int, ...], triton_cache: None) -> None:
-    compile_all(target, sizes, dtype)
+    for launch in compile_all(target, sizes, dtype):
+        if dtype == torch.float32:
+            assert "tf32" not in launch.assembly, launch
+        elif launch.kernel != "_carry_kernel":
+            assert launch.tensor_core_instructions > 0, launch

@@ -13,9 +13,10 @@ GROUP = 16
 def causal_sums(
     q: Tensor, k: Tensor, v: Tensor, log_scale: Tensor, before: Tensor, log_scale_before: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """y (batch, heads, time, channels) and the last S. Pairs are formed within blocks of at most BLOCK positions, sums
-    once per block."""
+    """y (batch, heads, time, channels + 1) and the last S. Pairs are formed within blocks of at most BLOCK positions,
+    sums once per block."""
     time = q.shape[2]
+    v = torch.cat([v.to(q.dtype), torch.ones_like(v[..., :1], dtype=q.dtype)], -1)
     q, k, v = (_blocks(t, BLOCK) for t in (q, k, v))
     count, size = q.shape[2:4]
     # filling repeats the last one
