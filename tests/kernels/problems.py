@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.chunk_values import chunk_values
@@ -70,7 +71,7 @@ def scan() -> list[Problem]:
             drawn(BATCH, HEADS, time, 4).abs(),
             drawn(BATCH, HEADS, time, 4).abs(),
             drawn(BATCH, HEADS, time, WIDTH),
-            drawn(BATCH, HEADS, 4, WIDTH + 1),
+            F.pad(drawn(BATCH, HEADS, 4, WIDTH), (0, 1), value=0.5),
         ]
 
         def run(q: Tensor, k: Tensor, v: Tensor, before: Tensor, log_scale: Tensor = log_scale) -> tuple[Tensor, ...]:
