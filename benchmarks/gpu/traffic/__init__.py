@@ -15,7 +15,11 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import triton.language as tl
+
+from benchmarks.gpu.hardware import FLOAT32, FLOAT32_DOT, TENSOR
 from benchmarks.gpu.triton_launches import Launch
 
 CACHE = 64 * 1024
@@ -60,6 +64,13 @@ def traffic_of(launch: Launch) -> Traffic:
 def loaded(distinct: int, requested: int) -> int:
     """What a program loads from beyond its cache. distinct: bytes at different addresses; requested: all its loads."""
     return distinct if distinct <= CACHE else requested
+
+
+def dot_kind(arguments: SimpleNamespace) -> str:
+    """The kind of products whose factors are given by FACTOR and PRECISION, from `triton_tools.factors`."""
+    if arguments.FACTOR != tl.float32:
+        return TENSOR
+    return FLOAT32_DOT if arguments.PRECISION == "ieee" else FLOAT32
 
 
 def blocks(length: int, size: int) -> list[int]:
