@@ -14,7 +14,7 @@ from torch import Tensor
 from subquad.kernels.chunk_values import chunk_values
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.kernels.cross_entropy import linear_cross_entropy
-from subquad.kernels.feature_attention import feature_attention, feature_scores
+from subquad.kernels.feature_attention import feature_attention
 from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.linear import int8_linear, to_int8
 from subquad.kernels.scan import causal_sums
@@ -165,18 +165,13 @@ def feature_problems() -> list[Problem]:
         mask = torch.arange(time) < torch.randint(1, time + 1, (BATCH, 1))
         inputs = [drawn(BATCH, time, 3, HEADS, WIDTH), drawn(HEADS, 6, WIDTH)]
         for kept in (None, mask):
+            for causal in (False, True):
 
-            def run(qkv: Tensor, matrix: Tensor, mask: Tensor | None = kept) -> Tensor:
-                scores = feature_scores(qkv, matrix)
-                query, key = scores.log_scale.detach().unbind(0)
-                if mask is not None:
-                    key = key.masked_fill(~mask[:, None], -1e30)
-                log_scale = torch.stack([query, key.amax(-1, keepdim=True).expand_as(query)])
-                return feature_attention(qkv, matrix, scores, log_scale, mask, 1e-4, 1e-2)
+                def run(qkv: Tensor, matrix: Tensor, mask: Tensor | None = kept, causal: bool = causal) -> Tensor:
+                    return feature_attention(qkv, matrix, mask, 1e-4, 1e-2, causal=causal)
 
-            found.append(
-                Problem("feature_attention", f"{time} positions{'' if kept is None else ', mask'}", inputs, run)
-            )
+                name = f"{time} positions{'' if kept is None else ', mask'}{', causal' if causal else ''}"
+                found.append(Problem("feature_attention", name, inputs, run))
     return found
 
 

@@ -26,7 +26,7 @@ CPU = [
     "window_attention",
 ]
 ALL_PRECISIONS = ["conv", "cross_entropy"]
-GPU = ["chunk_values", "conv", "cross_entropy", "landmark_attention", "scan", "window_attention"]
+GPU = ["chunk_values", "conv", "cross_entropy", "feature_attention", "landmark_attention", "scan", "window_attention"]
 X = torch.zeros(1)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import tiles
-from subquad.kernels.feature_attention import feature_attention, feature_scores
+from subquad.kernels.feature_attention import feature_attention
 from subquad.mixers import Mixer, build
 from subquad.testing import close, enlarge
 from tests.kernels.memory import poisoned_memory
@@ -16,28 +16,35 @@ EPS = 1e-4
 LENGTHS = [1, 2, 63, 513, 1025]
 
 
-def log_scales(y: Tensor, mask: Tensor | None) -> Tensor:
-    """Of scores (2, batch, heads, time, m): each query's own largest, and that of all keys of its row and head."""
-    largest = y.detach().amax(-1)
-    keys = largest[1] if mask is None else largest[1].masked_fill(~mask[:, None], -1e30)
-    return torch.stack([largest[0], keys.amax(-1, keepdim=True).expand_as(keys)])
+def log_scales(y: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Of scores (2, batch, heads, time, m): each query's own largest, and that of all keys that it sees."""
+    query, key = y.detach().amax(-1)
+    key = key if mask is None else key.masked_fill(~mask[:, None], -1e30)
+    seen = key.cummax(-1).values if causal else key.amax(-1, keepdim=True).expand_as(key)
+    return torch.stack([query, seen])
 
 
-def fused(qkv: Tensor, matrix: Tensor, mask: Tensor | None, least: float) -> Tensor:
-    scores = feature_scores(qkv, matrix)
-    return feature_attention(qkv, matrix, scores, log_scales(scores.y, mask), mask, EPS, least)
+def fused(qkv: Tensor, matrix: Tensor, mask: Tensor | None, least: float, causal: bool = False) -> Tensor:
+    return feature_attention(qkv, matrix, mask, EPS, least, causal=causal)
 
 
-def by_definition(qkv: Tensor, matrix: Tensor, mask: Tensor | None, least: float) -> Tensor:
+def by_definition(qkv: Tensor, matrix: Tensor, mask: Tensor | None, least: float, causal: bool = False) -> Tensor:
     """Every pair of query and key."""
     q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
     t = torch.stack([q, k]) * qkv.shape[-1] ** -0.25
     y = t @ matrix.transpose(-1, -2)
-    exponent = y - t.square().sum(-1, keepdim=True) / 2 - log_scales(y, mask)[..., None]
-    phi_q, phi_k = exponent.exp() * matrix.shape[1] ** -0.5 + EPS
-    weights = phi_q @ phi_k.transpose(-1, -2)
+    c = t.square().sum(-1, keepdim=True) / 2
+    query_scale, key_scale = log_scales(y, mask, causal)
+    phi_q = (y[0] - c[0] - query_scale[..., None]).exp() * matrix.shape[1] ** -0.5 + EPS
+    exponent = y[1] - c[1] - key_scale[..., None]
+    if mask is not None:
+        exponent = exponent.masked_fill(~mask[:, None, :, None], -torch.inf)
+    phi_k = exponent.exp() * matrix.shape[1] ** -0.5
+    change = (key_scale[..., None, :] - key_scale[..., None]).clamp(max=0).exp()  # from a key's scale to the query's
+    weights = (phi_q @ phi_k.transpose(-1, -2)) * change + EPS * phi_q.sum(-1, keepdim=True)
     if mask is not None:
         weights = weights.masked_fill(~mask[:, None, None, :], 0)
+    weights = weights.tril() if causal else weights
     return (weights @ v / weights.sum(-1, keepdim=True).clamp(min=least)).transpose(1, 2)
 
 
@@ -121,9 +128,9 @@ def test_absent_keys_may_hold_anything_finite() -> None:
 def test_opcheck() -> None:
     for padded in (False, True):
         qkv, matrix, mask = problem(7, padded=padded, dtype=torch.float32)
-        y, c, log_scale = feature_scores(qkv, matrix)
+        y, c, log_scale = torch.ops.subquad.feature_scores(qkv.detach(), matrix.detach())
         torch.library.opcheck(torch.ops.subquad.feature_scores, (qkv.detach(), matrix.detach()))
-        shift = -c - log_scales(y, mask)
+        shift = -c - log_scales(y, mask, causal=False)
         torch.library.opcheck(torch.ops.subquad.feature_attention, (qkv, matrix, y, shift, mask, EPS, 1e-2, True))
         assert torch.equal(log_scale, y.amax(-1))
 

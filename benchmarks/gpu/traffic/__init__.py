@@ -68,7 +68,7 @@ def loaded(distinct: int, requested: int) -> int:
 
 def dot_kind(arguments: SimpleNamespace) -> str:
     """The kind of products whose factors are given by FACTOR and PRECISION, from `triton_tools.factors`."""
-    if arguments.FACTOR != tl.float32:
+    if tl.float32 != arguments.FACTOR:
         return TENSOR
     return FLOAT32_DOT if arguments.PRECISION == "ieee" else FLOAT32
 

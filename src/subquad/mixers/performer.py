@@ -28,7 +28,7 @@ from torch import Tensor
 
 from subquad.config import Scale
 from subquad.kernels import tracing
-from subquad.kernels.feature_attention import feature_attention, feature_scores
+from subquad.kernels.feature_attention import feature_attention
 from subquad.kernels.feature_attention.reference import Sums, read_sums, sum_keys
 from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.precision import at_least_float32, full_precision
@@ -124,15 +124,14 @@ class Performer(AttentionMixer[PerformerConfig]):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         self._check_length(x.shape[1] if layout.mask is None else layout.lengths_of(x), x.shape[1])
         matrix = self.projection() if self.projection is not None else None
+        if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine:
+            assert matrix is not None
+            return self.project_out(self._attend(self.projections(x), matrix, layout.mask)), None
         lengths = layout.lengths_of(x)
         if self.config.causal:
             fresh = self.new_state(x.shape[0], x.device, x.dtype)
             return self._advance(x, lengths if layout.mask is not None else None, fresh, matrix)[0], None
-        flat = self.projections(x)
-        if isinstance(self.feature_map, PositiveExponential) and not self.config.cosine:
-            assert matrix is not None
-            return self.project_out(self._attend(flat, matrix, layout.mask)), None
-        q, k, v = (at_least_float32(t) for t in self.split_heads(flat))
+        q, k, v = (at_least_float32(t) for t in self.project(x))
         with full_precision(x):
             cos_sin = self._cos_sin(torch.arange(x.shape[1], device=x.device)[None], lengths, q.dtype)
             sums = self._summed(k, v, matrix, layout.mask, cos_sin)
@@ -140,13 +139,12 @@ class Performer(AttentionMixer[PerformerConfig]):
         return self.merge_heads(y), None
 
     def _attend(self, flat: Tensor, matrix: Tensor, mask: Tensor | None) -> Tensor:
-        """`_summed` and `_read` for favorp, of projections (batch, time, 3 C): (batch, time, heads, d)."""
-        qkv = flat.unflatten(-1, (3, self.config.heads, -1))
+        """The whole attention with favorp, of projections (batch, time, 3 C): (batch, time, heads, d)."""
         matrix = matrix.to(torch.promote_types(flat.dtype, torch.float32))
-        scores = feature_scores(qkv, matrix)
-        query_log_scale, key_log_scale = noise.constant(scores.log_scale).unbind(0)
-        log_scale = torch.stack([query_log_scale, _largest(_only(key_log_scale, mask)).expand_as(query_log_scale)])
-        return feature_attention(qkv, matrix, scores, log_scale, mask, self.feature_map.eps, SMALLEST_NORMALISER)
+        settings = self.feature_map.eps, SMALLEST_NORMALISER
+        return feature_attention(
+            self.by_head(flat), matrix, mask, *settings, causal=self.config.causal, constant=noise.constant
+        )
 
     def averages_values(self) -> bool:
         return self.config.feature_map not in ("relu", "dpfp")  # few such weights may sum to less than the normaliser

@@ -7,15 +7,19 @@ keep exponentials in range (constants for the gradient):
     S = sum_j (phi(k_j) + eps) v_j^T,   z = sum_j phi(k_j) + eps
     y_i = (phi(q_i) + eps) S / max((phi(q_i) + eps).z, least)
 
-M depends on all keys, so there are two functions: the first gives y, c and the largest y of each token, of which the
-caller makes M; the second is the attention.
+M of a query is its own largest y, M of the keys that of all keys which the query sees: all of its row, or, causal,
+those up to its own position, over which the sums run then.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 from subquad.kernels.dispatch import choose
+
+MOST_WIDTH = 128
+"""Wider heads do not fit the tiles of the GPU kernels."""
 
 
 class FeatureScores(NamedTuple):
@@ -26,18 +30,24 @@ class FeatureScores(NamedTuple):
     log_scale: Tensor
 
 
-def feature_scores(qkv: Tensor, matrix: Tensor) -> FeatureScores:
-    """Scores of projections qkv (batch, time, 3, heads, d) with W (heads, m, d), for the attention of the same two."""
-    return choose("feature_attention", qkv).feature_scores(qkv, matrix)
+Constant = Callable[[Tensor], Tensor]
+"""What makes a statistic a constant for the gradient; tests replace it to repeat the constants of an earlier pass."""
 
 
 def feature_attention(
-    qkv: Tensor, matrix: Tensor, scores: FeatureScores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
+    qkv: Tensor,
+    matrix: Tensor,
+    mask: Tensor | None,
+    eps: float,
+    least: float,
+    *,
+    causal: bool = False,
+    constant: Constant = Tensor.detach,
 ) -> Tensor:
     """y (batch, time, heads, d) of projections qkv (batch, time, 3, heads, d) with W = matrix (heads, m, d).
 
-    scores: those of the same qkv and matrix. log_scale: M, broadcastable to (2, batch, heads, time). mask: bool
-    (batch, time), False for positions that are no keys; None: all are.
+    mask: bool (batch, time), False for positions that are no keys; None: all are.
     """
-    kernel = choose("feature_attention", qkv)
-    return kernel.feature_attention(qkv, matrix, scores, log_scale.detach(), mask, eps, least)
+    needs = ["wide heads"] if qkv.shape[-1] > MOST_WIDTH else []
+    kernel = choose("feature_attention", qkv, *needs)
+    return kernel.feature_attention(qkv, matrix, mask, eps, least, causal, constant)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.feature_attention import FeatureScores, reference
+from subquad.kernels.feature_attention import Constant, FeatureScores, reference
 from subquad.kernels.parallel import parallel_map
 from subquad.kernels.tiles import Part, Tile, parts_by_thread, tiles_of
 
@@ -20,14 +20,18 @@ DTYPES = (torch.float32, torch.float64)
 
 
 def feature_scores(qkv: Tensor, matrix: Tensor) -> FeatureScores:
-    """See the public function. No gradient flows through these scores: the attention's goes to qkv and W at once."""
+    """y, c and the largest y. No gradient flows through these scores: the attention's goes to qkv and W at once."""
     return FeatureScores(*torch.ops.subquad.feature_scores(qkv.detach(), matrix.detach()))
 
 
 def feature_attention(
-    qkv: Tensor, matrix: Tensor, scores: FeatureScores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
+    qkv: Tensor, matrix: Tensor, mask: Tensor | None, eps: float, least: float, causal: bool, constant: Constant
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
+    if causal:
+        return reference.feature_attention(qkv, matrix, mask, eps, least, causal, constant)
+    scores = feature_scores(qkv, matrix)
+    log_scale = reference.log_scales(scores, mask, constant)
     trains = torch.is_grad_enabled() and (qkv.requires_grad or matrix.requires_grad)
     shift = -scores.c - (log_scale + math.log(matrix.shape[1]) / 2)
     return torch.ops.subquad.feature_attention(qkv, matrix, scores.y, shift, mask, eps, least, trains)[0]
@@ -304,7 +308,7 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Te
         def attend(qkv: Tensor, matrix: Tensor) -> Tensor:
             scores = reference.feature_scores(qkv, matrix)
             log_scale = (-shift - scores.c - math.log(matrix.shape[1]) / 2).detach()
-            return reference.feature_attention(qkv, matrix, scores, log_scale, mask, ctx.eps, ctx.least)
+            return reference.attend(qkv, scores, log_scale, mask, ctx.eps, ctx.least)
 
         return *tracing.gradients_of(attend, (qkv, matrix), grad), *(None,) * 6
     settings = (ctx.eps, ctx.least, learns)

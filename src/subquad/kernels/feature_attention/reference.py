@@ -6,10 +6,13 @@ Gradients flow through the scores. `sum_keys` and `read_sums` serve features of 
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from subquad.kernels.feature_attention import FeatureScores
+from subquad.kernels.feature_attention import Constant, FeatureScores
+from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.kernels.scan.reference import causal_sums, running_maximum
 
 
 class Sums(NamedTuple):
@@ -20,7 +23,7 @@ class Sums(NamedTuple):
 
 
 def feature_scores(qkv: Tensor, matrix: Tensor) -> FeatureScores:
-    """See the public function."""
+    """y, c and the largest y of queries and keys."""
     t = at_least_float32(qkv[:, :, :2]).permute(2, 0, 3, 1, 4)
     with full_precision(qkv):
         y, c = scores_of(t, matrix)
@@ -36,20 +39,58 @@ def scores_of(t: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def feature_attention(
-    qkv: Tensor,
-    matrix: Tensor,
-    scores: FeatureScores,
-    log_scale: Tensor,
-    mask: Tensor | None,
-    eps: float,
-    least: float,
+    qkv: Tensor, matrix: Tensor, mask: Tensor | None, eps: float, least: float, causal: bool, constant: Constant
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
-    shift = -scores.c - (log_scale + math.log(matrix.shape[1]) / 2)
+    scores = feature_scores(qkv, matrix)
+    if causal:
+        return causal_attention(qkv, scores, mask, eps, least, constant)
+    return attend(qkv, scores, log_scales(scores, mask, constant), mask, eps, least)
+
+
+def log_scales(scores: FeatureScores, mask: Tensor | None, constant: Constant) -> Tensor:
+    """M (2, batch, heads, time): every query's own largest y, and that of all keys of its row."""
+    query, key = constant(scores.log_scale).unbind(0)
+    return torch.stack([query, _only(key, mask).amax(-1, keepdim=True).expand_as(query)])
+
+
+def attend(
+    qkv: Tensor, scores: FeatureScores, log_scale: Tensor, mask: Tensor | None, eps: float, least: float
+) -> Tensor:
+    """The attention to all keys of a row, given M = log_scale."""
+    shift = -scores.c - (log_scale + math.log(scores.y.shape[-1]) / 2)
     query, key = (scores.y + shift[..., None]).exp().unbind(0)
     v = at_least_float32(qkv[:, :, 2].transpose(1, 2))
     with full_precision(qkv):
         return read_sums(query, sum_keys(key, v, mask, eps), eps, least).transpose(1, 2)
+
+
+def causal_attention(
+    qkv: Tensor, scores: FeatureScores, mask: Tensor | None, eps: float, least: float, constant: Constant
+) -> Tensor:
+    """The attention to the keys up to each position. M grows along the sequence, so `causal_sums` carries it along."""
+    own = constant(scores.log_scale)
+    values = (scores.y - (scores.c + own)[..., None]).exp() * scores.y.shape[-1] ** -0.5
+    key_scale = _only(own[1], mask)
+    reached = running_maximum(key_scale)
+    query, key = values[0] + eps, values[1] * (key_scale - reached).exp()[..., None]
+    v = qkv[:, :, 2].transpose(1, 2)
+    wide = at_least_float32(v)
+    ones = torch.ones_like(wide[..., :1])
+    if mask is not None:
+        kept = mask[:, None, :, None].to(wide.dtype)
+        key, wide, ones = key * kept, wide * kept, ones * kept
+    batch, heads, _, width = v.shape
+    with full_precision(qkv):
+        before = query.new_zeros(batch, heads, query.shape[-1], width + 1)
+        mixed, _ = causal_sums(query, key, v, reached, before, torch.full_like(reached[..., 0], MASK_VALUE))
+        mixed = mixed + torch.cat([wide, ones], -1).cumsum(2) * (query.sum(-1, keepdim=True) * eps)
+        return (mixed[..., :-1] / mixed[..., -1:].clamp(min=least)).transpose(1, 2)
+
+
+def _only(log_scale: Tensor, mask: Tensor | None) -> Tensor:
+    """Log scales (batch, heads, time) with those of what is not a key below all others."""
+    return log_scale if mask is None else log_scale.masked_fill(~mask[:, None], MASK_VALUE)
 
 
 def sum_keys(phi: Tensor, v: Tensor, mask: Tensor | None, eps: float) -> Sums:
