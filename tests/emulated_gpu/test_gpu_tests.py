@@ -18,8 +18,10 @@ def test_mechanisms() -> None:
 
 def test_commands_and_trainings() -> None:
     """With the reference kernels, which take a tenth of the time of Triton's interpreter."""
-    files = [GPU_TESTS / name for name in ("test_commands.py", "test_training.py", "test_presets.py")]
-    run_tests_on_emulated_gpu(*files, "-m", "gpu and not nightly", SUBQUAD_KERNELS="reference")
+    names = ("test_commands.py", "test_decoding.py", "test_training.py", "test_presets.py")
+    run_tests_on_emulated_gpu(
+        *(GPU_TESTS / name for name in names), "-m", "gpu and not nightly", SUBQUAD_KERNELS="reference"
+    )
 
 
 @pytest.mark.nightly
