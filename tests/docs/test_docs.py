@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def test_generated_parts_are_current(name) -> None:
 
 
 def test_write_docs_writes_both_files(tmp_path) -> None:
-    (tmp_path / "docs").mkdir()
+    shutil.copytree(ROOT / "docs/migrating", tmp_path / "docs/migrating")
     (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     write_docs(tmp_path)
     text = (tmp_path / "README.md").read_text()
