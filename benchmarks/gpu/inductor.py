@@ -82,7 +82,7 @@ def _inductors_device() -> Iterator[None]:
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
     }
-    internal = {"_cuda_getDevice": 0, "_cuda_getDeviceCount": 1, "_cuda_getCurrentRawStream": 0}
+    internal: dict[str, Any] = {"_cuda_getDevice": 0, "_cuda_getDeviceCount": 1, "_cuda_getCurrentRawStream": 0}
     internal |= {"_cuda_setDevice": None, "_cuda_exchangeDevice": 0, "_cuda_maybeExchangeDevice": 0}
     internal |= {"_cuda_isCurrentStreamCapturing": False}
     with contextlib.ExitStack() as stack:
