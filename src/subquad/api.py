@@ -14,7 +14,7 @@ their words, call the same functions, and show what they return.
 import io
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,9 @@ from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import (
     RECIPE,
     check_run,
-    distributed_workers,
     evaluate_to_file,
     find_checkpoint,
-    locked,
-    open_task,
+    opened_run,
     train_run,
 )
 from subquad.train.trackers import local_run
@@ -115,8 +113,7 @@ def profile(recipe: RecipeLike, *changes: str, updates: int, out: str | Path | N
     No weights are kept.
     """
     read, folder = read_recipe(recipe, [*changes, sections]), run_folder(recipe, out)
-    with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
-        task = open_task(read, folder, workers)
+    with opened_run(read, folder) as (task, workers):
         # what the updates log must not become a part of the run
         with tempfile.TemporaryDirectory() as scratch, TrainingProgress(stream=io.StringIO()) as progress:
             trainer = Trainer(read, task, Path(scratch), progress, [], workers)

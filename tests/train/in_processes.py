@@ -7,19 +7,30 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
-from subquad.train.distributed import Workers, full_tensor, gather_to_first, join, leave
+from subquad.train.distributed import (
+    LossModule,
+    Workers,
+    full_tensor,
+    gather_to_first,
+    join,
+    leave,
+    shard,
+    validate,
+)
 from subquad.train.nan_diagnosis import NotFiniteError, load_failure
-from subquad.train.optim import clip_gradients, optimizer_state
+from subquad.train.optim import build_optimizer, clip_gradients, optimizer_state
 from subquad.train.trainer import Trainer
 from tests.train.test_trainer import recipe, trainer
 
 FIRST = "encoder.blocks.0.ffn.fc2.weight"
 
 
-def made(folder: Path, workers: Workers, sharded: bool, **stack: Any) -> Trainer:
+def made(folder: Path, workers: Workers, sharded: bool, precision: str = "float32", **stack: Any) -> Trainer:
     """A trainer of the digits, with dropout, in a folder of each process's own."""
-    given = recipe("image-classification", updates=99, accumulate=2, sharded=sharded)
+    given = recipe("image-classification", updates=99, accumulate=2, sharded=sharded, precision=precision)
     encoder = {**given.model["encoder"], **stack}
     given = given.model_copy(update={"model": {**given.model, "encoder": encoder}})
     return trainer(given, folder / f"{sharded}-{workers.rank}", workers=workers)
@@ -27,7 +38,8 @@ def made(folder: Path, workers: Workers, sharded: bool, **stack: Any) -> Trainer
 
 def check_weights(folder: Path, workers: Workers, sharded: bool) -> None:
     """Processes draw other numbers for dropout (and skip other blocks), and still hold the same weights."""
-    trained = made(folder, workers, sharded, layers=3, **({} if sharded else {"layer_drop": 0.4}))
+    stack: dict[str, Any] = {"layers": 3} if sharded else {"layers": 3, "layer_drop": 0.4}
+    trained = made(folder, workers, sharded, **stack)
     updates = trained.updates()
     drawn = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
     assert len(set(said(workers, drawn))) == workers.world
@@ -74,6 +86,56 @@ def check_failures(folder: Path, workers: Workers, sharded: bool) -> None:
     assert set(batch) == {"images", "labels"}
 
 
+def check_unused(folder: Path, workers: Workers) -> None:
+    """DDP looks for parameters without a gradient only where there may be some, and no draw shows that it was asked."""
+    drawn = set()
+    stacks: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"layer_drop": 0.4}, True),
+        ({"mixer": {"name": "primal", "rank": 4}}, True),  # its regulariser does not count
+    ]
+    for number, (stack, unused) in enumerate(stacks):
+        trained = made(folder / f"unused{number}", workers, sharded=False, **stack)
+        assert isinstance(trained.loss.module, DistributedDataParallel)
+        assert trained.loss.module.find_unused_parameters == unused, stack
+        assert all(parameter.grad is None for parameter in trained.model.parameters())
+        drawn.add(float(torch.rand(())))
+        next(trained.updates())
+    assert len(drawn) == 1
+
+
+def check_narrow_shards(folder: Path, workers: Workers) -> None:
+    """Blocks are gathered in bfloat16, and train as replicas do under autocast; weights stay float32.
+
+    Only on GPUs, whose autocast computes layer norms in float32 whatever they are given. Here it does so, too.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("layer_norm", layer_norm_of_a_gpu, "AutocastCPU")
+    losses = []
+    for dtype in (None, torch.bfloat16):
+        trained = made(folder / f"narrow{dtype}", workers, False, "bfloat16", dropout=0.0, layers=2)
+        loss = trained.loss
+        module = shard(LossModule(loss.model, loss.loss, torch.bfloat16), workers, dtype)
+        trained.loss.module, trained.loss.sharded = module, True
+        trained.updater.optimizer = build_optimizer(trained.recipe.optim, trained.model)
+        trained.updater.ema = None
+        updates = trained.updates()
+        for _ in range(3):
+            next(updates)
+        assert all(parameter.dtype == torch.float32 for parameter in trained.model.parameters())
+        losses.append(validate(trained.task, trained.loss, "valid", trained.device)["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert losses[1] != losses[0]
+
+
+def layer_norm_of_a_gpu(
+    x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: bool
+) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        weight, bias = (None if part is None else part.float() for part in (weight, bias))
+        return torch.nn.functional.layer_norm(x.float(), shape, weight, bias, eps)
+
+
 def main() -> None:
     workers = join()
     with tempfile.TemporaryDirectory() as name:
@@ -81,6 +143,8 @@ def main() -> None:
             check_weights(Path(name), workers, sharded)
             check_failures(Path(name), workers, sharded)
         check_norms(Path(name), workers)
+        check_unused(Path(name), workers)
+        check_narrow_shards(Path(name), workers)
     workers.barrier()
     leave()
     print("all is well", flush=True)

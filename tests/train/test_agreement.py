@@ -50,6 +50,22 @@ def test_words_of_the_dead_are_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(set(meet(store, [1, 0], 2).values())) == 1
 
 
+def test_the_first_process_may_prepare_data_for_longer_than_an_exchange_may_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agreement, "PATIENCE", timedelta(seconds=0.1))
+    store, names = dist.HashStore(), []
+    other = threading.Thread(target=lambda: names.append(agree_on_name(store, 1, 2)), daemon=True)
+    other.start()
+    time.sleep(0.4)
+    assert other.is_alive()
+    monkeypatch.setattr(agreement, "PATIENCE", timedelta(seconds=20))
+    names.append(agree_on_name(store, 0, 2))
+    other.join(20)
+    assert len(names) == 2
+    assert len(set(names)) == 1
+
+
 # ---------------------------------------------------------------------- files
 
 

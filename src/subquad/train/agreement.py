@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(minutes=30)
 """How long processes wait for one another, as in torch: one of them may still have to load much."""
+PREPARATION = timedelta(days=7)
+"""How long they wait for the store of the first process, which prepares the data before it opens one."""
 VISIBLE_WITHIN = 90.0
 """Seconds, after which a folder that does not have a file is not the folder in which it was written."""
 POLL_INTERVAL = 0.05
@@ -35,11 +37,16 @@ POLL_INTERVAL = 0.05
 # ---------------------------------------------------------------------- where they meet
 
 
-def attempt_store(rank: int, world: int) -> dist.Store | None:
-    """A place in torchrun's store that no process of an earlier attempt has written to; None if there is no store."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return None
+def attempt_store(rank: int, world: int) -> dist.Store:
+    """A store that no process of an earlier attempt has written to: a place in torchrun's, or one of the first process.
+
+    The first process may come hours after the others, since it prepares the data first.
+    """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        own = dist.TCPStore(address, port, is_master=rank == 0, wait_for_workers=False, timeout=PREPARATION)
+        own.set_timeout(PATIENCE)
+        return own
     store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False)
     return dist.PrefixStore(agree_on_name(store, rank, world), store)
 
@@ -48,13 +55,14 @@ def agree_on_name(store: dist.Store, rank: int, world: int) -> str:
     """A name that the first process has chosen, and that all processes of this attempt know.
 
     Every process leaves a word of its own under its rank and waits for the answer to that word, which no process of an
-    earlier attempt can have given. The first one answers every word that it finds, also old ones, until all ranks have
-    said that they know the name.
+    earlier attempt can have given, however long that takes. The first one answers every word that it finds, also old
+    ones, until all ranks have said that they know the name.
     """
     own = uuid.uuid4().hex
     if rank:
         store.set(f"subquad word {rank}", own)
-        store.wait([f"subquad answer {own}"], PATIENCE)
+        while not store.check([f"subquad answer {own}"]):  # for as long as there is a store, which torchrun sees to
+            time.sleep(POLL_INTERVAL)
         name = store.get(f"subquad answer {own}").decode()
         store.set(f"subquad {name} known to {rank}", "yes")
         return name

@@ -8,9 +8,10 @@ weights stay equal to the bit. A process without torchrun is the only one.
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import safetensors.torch
@@ -29,7 +30,8 @@ from subquad.nn.stack import Stack
 from subquad.tasks.base import Task
 from subquad.tasks.losses import LossOutput
 from subquad.tasks.sample_shards import evaluation_budget
-from subquad.train.agreement import attempt_store
+from subquad.train.agreement import PATIENCE, attempt_store
+from subquad.train.rng import set_rng_state, torch_rng_state
 
 TensorBatch = Mapping[str, Tensor]
 LossOf = Callable[[TensorBatch], LossOutput]
@@ -143,20 +145,42 @@ def shard_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def join() -> Workers:
-    """Joins the other processes that torchrun started. Without torchrun this process is the only one."""
+def expected_workers() -> Workers:
+    """The place that torchrun gave to this process, which may not have joined the others yet."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world == 1:
-        return Workers()
-    if not dist.is_initialized():
-        backend, rank = "nccl" if torch.cuda.is_available() else "gloo", int(os.environ["RANK"])
-        if (store := attempt_store(rank, world)) is None:
-            dist.init_process_group(backend)
-        else:
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world)
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    return Workers(dist.get_rank(), dist.get_world_size())
+    return Workers(int(os.environ["RANK"]), world) if world > 1 else Workers()
+
+
+def join(timeout: timedelta = PATIENCE) -> Workers:
+    """Joins the other processes that torchrun started. Without torchrun this process is the only one.
+
+    timeout: how long an exchange may take before this process gives up.
+    """
+    workers = expected_workers()
+    if workers.world > 1 and not dist.is_initialized():
+        device = _claim_gpu()  # first of all: NCCL takes the current one
+        dist.init_process_group(
+            "gloo" if device is None else "nccl",
+            store=attempt_store(workers.rank, workers.world),
+            rank=workers.rank,
+            world_size=workers.world,
+            timeout=timeout,
+            device_id=device,
+        )
+    return workers
+
+
+def _claim_gpu() -> torch.device | None:
+    """Makes the GPU of this process the current one; None: there is none."""
+    if not torch.cuda.is_available():
+        return None
+    number, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= count:
+        raise ValueError(
+            f"process {number} of this machine has no GPU: there are {count}; give torchrun --nproc-per-node={count}"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def leave() -> None:
@@ -200,8 +224,9 @@ class DistributedLoss:
         workers: Workers = ALONE,
         sharded: bool = False,
         dtype: torch.dtype | None = None,
+        example: Callable[[], TensorBatch] | None = None,
     ) -> None:
-        """dtype: of the forward pass; None: that of the weights.
+        """dtype: of the forward pass; None: that of the weights. example: makes a small batch, the same everywhere.
 
         sharded: parameters, gradients and all that follows them are spread over the workers. Then the model's
         parameters are other objects afterwards: build the optimiser later.
@@ -210,9 +235,11 @@ class DistributedLoss:
         self.sharded = sharded and workers.world > 1
         self.module: nn.Module = LossModule(model, loss, dtype)
         if self.sharded:
-            self.module = _shard(self.module, workers)
+            # autocast of a CPU leaves layer norms alone, which then refuse weights of another precision than x's
+            on_gpu = next(model.parameters()).device.type == "cuda"
+            self.module = shard(self.module, workers, dtype if on_gpu else None)
         elif workers.world > 1:
-            self.module = _replicate(self.module)
+            self.module = _replicate(self.module, example)
 
     def __call__(self, batch: TensorBatch) -> LossOutput:
         found: LossOutput = self.module(batch)
@@ -238,11 +265,45 @@ class DistributedLoss:
         return model, LossModule(model, self.loss, self.dtype)
 
 
-def _replicate(module: nn.Module) -> DistributedDataParallel:
-    # Buffers are constant here. Parameters may be left without a gradient: skipped blocks, maps that a mechanism needs
-    # for grids only, those of a regulariser that does not count.
-    replica = DistributedDataParallel(module, forward_sync_buffers=False, find_unused_parameters=True)
+def _leaves_parameters_unused(module: nn.Module, example: Callable[[], TensorBatch]) -> bool:
+    """Whether a backward pass may leave parameters without a gradient, of which DDP has to find out every time.
+
+    Skipped blocks do, at random. Otherwise one pass shows it: maps that a mechanism needs for grids only, those of a
+    regulariser that does not count. None of our mechanisms uses other parameters for other inputs; those of other
+    packages are not known to.
+    """
+    mixers = [part for part in module.modules() if isinstance(part, Mixer)]
+    if _skips_blocks(module) or not all(type(mixer).__module__.startswith("subquad.") for mixer in mixers):
+        return True
+    with _trial_pass(module, example):
+        return any(parameter.requires_grad and parameter.grad is None for parameter in module.parameters())
+
+
+@contextmanager
+def _trial_pass(module: nn.Module, example: Callable[[], TensorBatch]) -> Iterator[None]:
+    """Within the block the gradients of a batch are there; afterwards there are none, and nothing was drawn."""
+    before = torch_rng_state()
+    with torch.compiler.set_stance("force_eager"):
+        module(example()).total.backward()
+    yield
+    set_rng_state(before)
+    module.zero_grad(set_to_none=True)
+
+
+def _replicate(module: nn.Module, example: Callable[[], TensorBatch] | None) -> DistributedDataParallel:
+    unused = example is None or _leaves_parameters_unused(module, example)
+    replica = DistributedDataParallel(
+        module,
+        forward_sync_buffers=False,  # buffers are constant here
+        find_unused_parameters=unused,
+        gradient_as_bucket_view=True,  # gradients are summed where they are, without a copy of all of them
+    )
     replica.register_comm_hook(None, _sum_bucket)
+    if example is not None and not unused:
+        # After its first pass torch puts gradients into other buckets, in the order in which they came. Sums over more
+        # than two processes depend on the place in a bucket: a run that goes on must not begin with others again.
+        with _trial_pass(replica, example):
+            pass
     return replica
 
 
@@ -252,10 +313,14 @@ def _sum_bucket(_: object, bucket: dist.GradBucket) -> Future[Tensor]:
     return work.get_future().then(lambda done: done.value()[0])
 
 
-def _shard(module: nn.Module, workers: Workers) -> nn.Module:
-    """Shards every block, which is gathered when it is needed, and with the module all that is in no block."""
+def shard(module: nn.Module, workers: Workers, dtype: torch.dtype | None) -> nn.Module:
+    """Shards every block, which is gathered when it is needed, and with the module all that is in no block.
+
+    dtype: in which blocks are gathered, since their products are computed in it; None: that of the weights. What is in
+    no block, such as embeddings, begins the residual path, and stays as it is. Gradients are summed in float32.
+    """
     from torch.distributed.device_mesh import init_device_mesh  # together more than a second to import
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     if _skips_blocks(module):
         raise ValueError(
@@ -267,8 +332,10 @@ def _shard(module: nn.Module, workers: Workers) -> nn.Module:
             "block alone; set one to false"
         )
     mesh = init_device_mesh(next(module.parameters()).device.type, (workers.world,))
+    of_blocks = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False) if dtype else None
     for part in [*(part for part in module.modules() if isinstance(part, Block)), module]:
-        fully_shard(part, mesh=mesh)
+        policy = of_blocks if isinstance(part, Block) else None
+        fully_shard(part, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
         assert isinstance(part, FSDPModule)
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)

@@ -67,11 +67,13 @@ def build_optimizer(config: OptimConfig, model: nn.Module) -> torch.optim.Optimi
         return Adam(groups, **adaptive)
     if config.name == "nag":
         return Nag(groups, **common, momentum=config.momentum)
+    several_at_once = all(p.device.type == "cuda" for group in groups for p in group["params"]) or None
     if config.name == "radam":
-        return torch.optim.RAdam(groups, **adaptive, decoupled_weight_decay=True)
+        return torch.optim.RAdam(groups, **adaptive, decoupled_weight_decay=True, foreach=several_at_once)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, **adaptive, fused=_fusible(groups))
-    return torch.optim.SGD(groups, **common, momentum=config.momentum, nesterov=config.nesterov)
+    nesterov = config.nesterov
+    return torch.optim.SGD(groups, **common, momentum=config.momentum, nesterov=nesterov, foreach=several_at_once)
 
 
 def parameter_groups(config: OptimConfig, model: nn.Module) -> list[dict[str, Any]]:

@@ -66,6 +66,9 @@ class TrainConfig(Options):
     sharded: bool = Field(
         False, description="Whether each process of torchrun holds a part of every weight (FSDP2), not all (DDP)."
     )
+    timeout: float = Field(
+        30, gt=0, description="The minutes after which a process that waits for another one in an exchange gives up."
+    )
     validate_every: int | None = Field(None, ge=1, description="The updates between two validations; null: an epoch.")
     patience: int | None = Field(None, ge=1, description="The run ends after this many validations without a new best.")
     log_every: int = Field(50, ge=1, description="The number of updates between two lines of metrics.jsonl.")

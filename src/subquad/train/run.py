@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ from subquad.models.storage import load_weights
 from subquad.progress import Progress, TrainingProgress
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS, DataConfig, EvaluationOptions, Task
 from subquad.tasks.sample_shards import STEPS, SampleShards
-from subquad.train.agreement import share_files
+from subquad.train.agreement import PATIENCE, share_files
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
-from subquad.train.distributed import ALONE, Workers, join, leave
+from subquad.train.distributed import ALONE, Workers, expected_workers, join, leave
 from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import EndsEarly, Trainer
@@ -49,7 +50,8 @@ IMPORTED, METRICS = "imported.json", "metrics.jsonl"
 LOCK = ".lock"
 RESUMABLE_FIELDS = (
     *("train.updates", "train.epochs", "train.minutes", "train.patience", "train.log_every"),
-    *("train.data_workers", "train.checkpoint_activations", "train.sharded", "checkpoints", "track", "decode"),
+    *("train.data_workers", "train.checkpoint_activations", "train.sharded", "train.timeout"),
+    *("checkpoints", "track", "decode"),
 )
 """What may change when a run goes on: how long it trains, what is kept and shown, and what does not change a number."""
 IMPORTED_FIELDS = ("data", "optim", "schedule", "train", "checkpoints", "track", "decode")
@@ -62,12 +64,34 @@ USAGE_FIELDS = ("decode", "data")
 
 
 @contextmanager
-def distributed_workers() -> Iterator[Workers]:
-    """The processes that torchrun started, or this one alone."""
+def distributed_workers(timeout: timedelta = PATIENCE) -> Iterator[Workers]:
+    """The processes that torchrun started, or this one alone. timeout: how long an exchange may take."""
     try:
-        yield join()
+        yield join(timeout)
     finally:
         leave()
+
+
+@contextmanager
+def opened_run(recipe: Recipe, folder: Path) -> Iterator[tuple[Task, Workers]]:
+    """The task of a run, whose directory no other training has, and the processes that share the training.
+
+    One process writes the files, and the others read them once they see them. It joins the others when it has written
+    them: preparing data may take hours, and an exchange between those that have joined has a timeout.
+    """
+    first = expected_workers().is_rank_zero
+    with locked(folder) if first else nullcontext():
+        task = _write_run(recipe, folder) if first else None
+        with distributed_workers(timedelta(minutes=recipe.train.timeout)) as workers:
+            share_files(folder, [DATA, INPUTS, TOKENIZERS], workers)
+            yield task or build_task(recipe, folder / DATA), workers
+
+
+def _write_run(recipe: Recipe, folder: Path) -> Task:
+    open_run(recipe, folder)
+    task = build_task(recipe, folder / DATA)
+    task.save_inputs(folder)
+    return task
 
 
 def train_run(
@@ -82,8 +106,7 @@ def train_run(
 
     quiet: print nothing. note: what to print first. ends_early: asked after every validation whether to end here.
     """
-    with distributed_workers() as workers, locked(folder) if workers.is_rank_zero else nullcontext():
-        task = open_task(recipe, folder, workers)
+    with opened_run(recipe, folder) as (task, workers):
         trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.is_rank_zero else []
         stream = io.StringIO() if quiet or not workers.is_rank_zero else None
         with TrainingProgress(stream=stream) as progress:
@@ -98,16 +121,6 @@ def train_run(
                 progress.note(f"train: {count:,} samples are longer than train.budget.max_tokens and left out")
             trainer.fit()
         workers.barrier()  # to those that are behind, a process that leaves looks like one that died
-
-
-def open_task(recipe: Recipe, folder: Path, workers: Workers) -> Task:
-    """Opens the run and its data. One process writes the files, and the others read them once they see them."""
-    if workers.is_rank_zero:
-        open_run(recipe, folder)
-        task = build_task(recipe, folder / DATA)
-        task.save_inputs(folder)
-    share_files(folder, [DATA, INPUTS, TOKENIZERS], workers)
-    return task if workers.is_rank_zero else build_task(recipe, folder / DATA)
 
 
 def build_task(recipe: Recipe, cache: Path, report: ReportProgress | None = None) -> Task:

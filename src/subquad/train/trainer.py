@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from subquad.data.batches import BatchPlan, Cursor, plan_updates
@@ -107,7 +108,8 @@ class Trainer:
         self.plan = BatchPlan(*samples["train"].sizes, budget=task.budget(config.budget), seed=config.seed)
         allow_tf32(config.tf32, self.device)
         self.precision = self._agree_on_precision()
-        self.loss = DistributedLoss(self.model, task.loss, workers, config.sharded, DTYPES[self.precision])
+        dtype = DTYPES[self.precision]
+        self.loss = DistributedLoss(self.model, task.loss, workers, config.sharded, dtype, self._shortest_batch)
         scale = LossScale.of_sum(self._targets_of_update()) if self.precision == "float16" else None
         self.updater = Updater(self.loss, recipe.optim, self.device, scale)
         self.phases = self.updater.phases
@@ -129,6 +131,9 @@ class Trainer:
         if len(everywhere := sorted(set(self.workers.all_gather(chosen)))) > 1:
             raise ValueError(f"train.precision: auto means {' and '.join(everywhere)} on these GPUs; set it to one")
         return chosen
+
+    def _shortest_batch(self) -> TensorBatch:
+        return to_device(self.samples.batch(np.argsort(self.plan.sizes, kind="stable")[:2]), self.device)
 
     def _targets_of_update(self) -> float:
         """About how many targets an update has: the tokens of its samples, or the samples."""
