@@ -123,7 +123,7 @@ def check_narrow_shards(folder: Path, workers: Workers) -> None:
         for _ in range(3):
             next(updates)
         assert all(parameter.dtype == torch.float32 for parameter in trained.model.parameters())
-        losses.append(validate(trained.task, trained.loss, "valid", trained.device)["loss"])
+        losses.append(validate(trained.task, trained.loss, trained.loader, "valid")["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
     assert losses[1] != losses[0]
 

@@ -133,7 +133,8 @@ class Trainer:
         return chosen
 
     def _shortest_batch(self) -> TensorBatch:
-        return to_device(self.samples.batch(np.argsort(self.plan.sizes, kind="stable")[:2]), self.device)
+        shortest = np.argsort(self.plan.sizes, kind="stable")[:2]
+        return next(self.loader.load("train", [(shortest, 0)]))
 
     def _targets_of_update(self) -> float:
         """About how many targets an update has: the tokens of its samples, or the samples."""
