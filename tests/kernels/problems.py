@@ -17,6 +17,7 @@ from subquad.kernels.cross_entropy import linear_cross_entropy
 from subquad.kernels.feature_attention import feature_attention
 from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.linear import int8_linear, to_int8
+from subquad.kernels.primal_scores import primal_scores
 from subquad.kernels.scan import causal_sums
 from subquad.kernels.vocabulary import largest, log_sum_exp
 from subquad.kernels.window_attention import Summaries, Windows, window_attention
@@ -229,6 +230,25 @@ def word_problems() -> list[Problem]:
     return found
 
 
+def primal_problems() -> list[Problem]:
+    found = []
+    for time in LENGTHS:
+        lengths = torch.randint(1, time + 1, (BATCH,))
+        x = drawn(BATCH, time, 2, HEADS, WIDTH)
+        shared, own = drawn(1, 2, HEADS, WIDTH, 4), drawn(BATCH, 2, HEADS, WIDTH, 4)
+        for causal, kept in ((False, None), (False, lengths), (True, None), (True, lengths)):
+
+            def run(
+                qk: Tensor, weights: Tensor, kept: Tensor | None = kept, causal: bool = causal
+            ) -> tuple[Tensor, Tensor]:
+                wide = torch.promote_types(qk.dtype, torch.float32)
+                return primal_scores(qk, weights.to(wide), kept, causal=causal)
+
+            name = f"{time} positions{'' if kept is None else ', lengths'}{', causal' if causal else ''}"
+            found.append(Problem("primal_scores", name, [x, shared if causal else own], run))
+    return found
+
+
 def without_gradients() -> list[Problem]:
     values, scale = to_int8(drawn(11, 37))
 
@@ -255,5 +275,6 @@ def every_problem() -> list[Problem]:
             landmark_problems,
             word_problems,
             without_gradients,
+            primal_problems,
         )
         return [problem for part in parts for problem in part()]

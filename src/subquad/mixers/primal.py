@@ -26,14 +26,14 @@ from torch import Tensor, nn
 
 from subquad.config import Choices, Scale
 from subquad.kernels.dropout import dropout
-from subquad.kernels.precision import at_least_float32, full_precision
+from subquad.kernels.precision import at_least_float32, full_precision, is_autocast
+from subquad.kernels.primal_scores import primal_scores
+from subquad.kernels.primal_scores.reference import projected
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Capabilities, Mixer, MixerConfig
 from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.registry import register
 from subquad.mixers.state import State, advanced, fresh_lengths
-
-SMALLEST_NORM = 1e-12
 
 
 class PrimalConfig(MixerConfig):
@@ -68,12 +68,23 @@ class PrimalState(State):
 
 
 class PrimalScores(NamedTuple):
-    """e, r: (batch, heads, time, s); we, wr: the (.., heads, d, s) they were projected on. In float32 at least."""
+    """both: e and then r (batch, time, heads, 2 s); squares: the mean of e^2 + r^2 over the tokens of each row (batch,
+    heads, s); we, wr: the (.., heads, d, s) that were projected on."""
 
-    e: Tensor
-    r: Tensor
+    both: Tensor
+    squares: Tensor
     we: Tensor
     wr: Tensor
+
+    @property
+    def e(self) -> Tensor:
+        """(batch, heads, time, s)."""
+        return self.both.transpose(1, 2).chunk(2, -1)[0]
+
+    @property
+    def r(self) -> Tensor:
+        """(batch, heads, time, s)."""
+        return self.both.transpose(1, 2).chunk(2, -1)[1]
 
 
 @register("primal")
@@ -110,7 +121,7 @@ class Primal(Mixer[PrimalConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         scores = self.scores(x, layout)
-        return self._merge(scores), self._regulariser(scores, layout)
+        return self._merge(scores.both), self._regulariser(scores)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> PrimalState:
         width = self.config.dim // self.config.heads
@@ -119,48 +130,45 @@ class Primal(Mixer[PrimalConfig]):
         return PrimalState(fresh_lengths(batch, device), zeros, zeros)
 
     def step(self, x: Tensor, new: Tensor | None, state: PrimalState) -> tuple[Tensor, PrimalState]:
-        qk = self._project(x)
+        # q of all heads, then k of all heads: (batch, 2 heads, time, d)
+        qk = at_least_float32(self.qk(x)).unflatten(-1, (2 * self.config.heads, -1)).transpose(1, 2)
         if new is not None:
             qk = qk.masked_fill(right_padded(new, x.shape[1]).logical_not()[:, None, :, None], 0)
         with full_precision(x):
             qk = torch.cat([state.q, state.k], 1)[:, :, None] + qk.cumsum(2)
-            scores = _project_on(qk, at_least_float32(self.we), at_least_float32(self.wr))
+            weights = torch.cat([at_least_float32(self.we), at_least_float32(self.wr)])
+            e, r = projected(qk, weights).transpose(1, 2).chunk(2, 2)
         last = qk[:, :, -1].clone().chunk(2, 1)  # a copy: the chunk may be long
-        return self._merge(scores), PrimalState(advanced(state.lengths, new, x.shape[1]), *last)
+        return self._merge(torch.cat([e, r], -1)), PrimalState(advanced(state.lengths, new, x.shape[1]), *last)
 
     def scores(self, x: Tensor, layout: Layout) -> PrimalScores:
         """The projection scores e, r of every token of x (batch, time, C)."""
-        qk = self._project(x)
-        with full_precision(x):
-            we, wr = at_least_float32(self.we), at_least_float32(self.wr)
-            if self.config.causal:
-                return _project_on(qk.cumsum(2), we, wr)
+        qk = self.qk(x).unflatten(-1, (2, self.config.heads, -1))
+        we, wr = at_least_float32(self.we), at_least_float32(self.wr)
+        if self.config.causal:
+            weights = torch.stack([we, wr])[None]
+        else:
             positions = sample_positions(layout.lengths_of(x), self.config.samples)
             sampled = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
             tokens = at_least_float32(sampled).unflatten(-1, (self.config.heads, -1)).permute(0, 2, 3, 1)
-            return _project_on(qk, tokens @ we, tokens @ wr)
+            with full_precision(x):
+                we, wr = (tokens @ torch.cat([we, wr], -1)).chunk(2, -1)
+            weights = torch.stack([we, wr], 1)
+        lengths = None if layout.padding is None else layout.lengths
+        return PrimalScores(*primal_scores(qk, weights, lengths, causal=self.config.causal), we, wr)
 
-    def _project(self, x: Tensor) -> Tensor:
-        """q of all heads, then k of all heads: (batch, 2 heads, time, d), in float32 at least."""
-        return at_least_float32(self.qk(x)).unflatten(-1, (2 * self.config.heads, -1)).transpose(1, 2)
-
-    def _merge(self, scores: PrimalScores) -> Tensor:
+    def _merge(self, both: Tensor) -> Tensor:
         """(batch, time, C): scores joined per head, heads side by side, output projection, dropout."""
-        both = torch.cat((scores.e.transpose(1, 2), scores.r.transpose(1, 2)), -1)
-        y = self.out(self.join(both.to(self.join.weight.dtype)).flatten(2))
+        if not is_autocast(both.device):  # which casts by itself
+            both = both.to(self.join.weight.dtype)
+        y = self.out(self.join(both).flatten(2))
         return dropout(y, self.config.dropout, self.training)
 
-    def _regulariser(self, scores: PrimalScores, layout: Layout) -> Tensor:
+    def _regulariser(self, scores: PrimalScores) -> Tensor:
         """J^2 of every sample, (batch,), means running over each row's own tokens."""
-        heads, batch = self.config.heads, scores.e.shape[0]
-        with full_precision(scores.e):
-            squares = scores.e.square() + scores.r.square()
-            if layout.padding is None or layout.lengths is None:
-                squares = squares.mean(2)
-            else:
-                squares = squares.masked_fill(layout.padding[:, None, :, None], 0).sum(2)
-                squares = squares / layout.lengths[:, None, None]
-            energy = (at_least_float32(self.lam).square() * squares).sum((1, 2))
+        heads, batch = self.config.heads, scores.both.shape[0]
+        with full_precision(scores.squares):
+            energy = (at_least_float32(self.lam).square() * scores.squares).sum((1, 2))
             if self.config.trace == "weights":
                 trace = (at_least_float32(self.we) * at_least_float32(self.wr)).sum()
             else:
@@ -169,14 +177,6 @@ class Primal(Mixer[PrimalConfig]):
             if self.config.reduction == "batch":
                 balance = balance.mean().expand(batch)
             return balance.square()
-
-
-def _project_on(qk: Tensor, we: Tensor, wr: Tensor) -> PrimalScores:
-    """PrimalScores of [q ; k] (batch, 2 heads, time, d)."""
-    # phi after the product: what is divided is s wide instead of d, and squares have a cheaper gradient than norms
-    inverse = qk.square().sum(-1, keepdim=True).clamp(min=SMALLEST_NORM**2).rsqrt()
-    e, r = ((qk @ torch.cat([we, wr], -3)) * inverse).chunk(2, 1)
-    return PrimalScores(e, r, we, wr)
 
 
 def sample_positions(lengths: Tensor, count: int) -> Tensor:
