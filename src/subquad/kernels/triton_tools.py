@@ -38,3 +38,11 @@ def factors(dtype: torch.dtype) -> dict[str, Any]:
     if dtype == torch.bfloat16:
         return {"FACTOR": tl.bfloat16, "PRECISION": "ieee"}
     return {"FACTOR": tl.float32, "PRECISION": "tf32" if dtype == torch.float16 else dot_precision()}
+
+
+def register_limit(registers: int | None) -> dict[str, int]:
+    """The option of a launch by which a thread gets at most so many registers; none: the compiler decides.
+
+    Only the compiler of NVIDIA's GPUs takes it.
+    """
+    return {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from subquad.kernels import tracing
 from subquad.kernels.chunk_values import gpu_kernels, reference
+from subquad.kernels.triton_tools import register_limit
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-TILE = 4096
-"""Numbers in a tile: 32 for each of the 128 threads of a program."""
+TILE = 2048
+"""Numbers in a tile: 16 for each of the 128 threads of a program."""
 
 
 def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -195,4 +196,6 @@ def _launch(
     }  # fmt: skip
     if batch and heads and chunks:
         with torch.cuda.device_of(qkv):
-            kernel[(batch * chunks, heads)](**{name: known[name] for name in kernel.arg_names}, num_warps=4)
+            kernel[(batch * chunks, heads)](
+                **{name: known[name] for name in kernel.arg_names}, num_warps=4, **register_limit(168)
+            )

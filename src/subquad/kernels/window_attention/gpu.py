@@ -25,7 +25,7 @@ import triton
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.triton_tools import dot_precision
+from subquad.kernels.triton_tools import dot_precision, register_limit
 from subquad.kernels.window_attention import Summaries, Windows, gpu_kernels, reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -121,13 +121,20 @@ class Problem(NamedTuple):
         """Runs a kernel with those of its arguments that the problem gives, and with others."""
         known = self._arguments() | others
         arguments = {name: known[name] for name in kernel.arg_names}
+        # To prefetch tiles takes registers, which indices on grids and sums of a bias need themselves.
+        on_grid = len(self.windows.shape) == 2 and self.qkv.dtype != torch.float32
+        stages = 1 if on_grid or kernel is gpu_kernels.bias_gradients else 2
         if all(grid):
             with torch.cuda.device_of(self.qkv):
-                kernel[grid](
-                    **arguments,
-                    num_warps=4,
-                    num_stages=1 if len(self.windows.shape) == 2 and self.qkv.dtype != torch.float32 else 2,
-                )
+                kernel[grid](**arguments, num_warps=4, num_stages=stages, **register_limit(self.registers(kernel)))
+
+    def registers(self, kernel: Any) -> int | None:
+        """Of a thread, at most. Left to itself, NVIDIA's compiler sends some to memory to have a few threads more."""
+        if kernel is gpu_kernels.attend:
+            return 168 if len(self.windows.shape) == 1 else 255
+        if kernel is gpu_kernels.key_gradients:
+            return None if self.windows.causal else 208
+        return 255 if kernel is gpu_kernels.summary_gradients else None
 
     def _arguments(self) -> dict[str, Any]:
         (_, cells, _, heads, width), windows = self.qkv.shape, self.windows
@@ -208,7 +215,7 @@ def _backward(
     given = {"grad": grad.contiguous(), "log_sums": log_sums, "deltas": torch.empty_like(log_sums)}
     grid = problem.all_windows * triton.cdiv(problem.cells, tile), heads
     problem.launch(gpu_kernels.query_gradients, grid, **given, y=y, d_qkv=d_qkv)
-    tiles = {"KEYS": tile, "QUERIES": problem.inner(problem.cells)}
+    tiles = {"KEYS": tile, "QUERIES": problem.inner(problem.cells) if problem.bias is None else SMALLEST}
     problem.launch(gpu_kernels.key_gradients, grid, **given, **tiles, d_qkv=d_qkv)
     return d_qkv, _summary_gradients(problem, given), _bias_gradient(problem, given)
 
