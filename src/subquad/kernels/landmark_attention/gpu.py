@@ -73,6 +73,11 @@ class Launches:
         return max(4, landmarks * width // (1024 if self.qkv.element_size() == 2 else 512))
 
     @property
+    def forward_stages(self) -> int:
+        """Loads of the next tile begin before this one is done where registers are left for that: not for gradients."""
+        return 2 if self.qkv.element_size() == 2 else 1
+
+    @property
     def span(self) -> int:
         tiles = triton.cdiv(self.qkv.shape[1], self.tile)
         return triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // max(1, self.pairs)))) * self.tile
@@ -171,14 +176,15 @@ def _forward(
         kernels._summarise[grid](
             launches.qkv, mask=launches.mask, sums=sums, statistics=statistics, scale=scale, WEIGHTED=weighted,
             **_landmarks("w", w_keys), **_landmarks("f", directions), **launches.sizes, **launches.strides,
-            **launches.constants,
+            **launches.constants | {"num_stages": launches.forward_stages},
         )  # fmt: skip
         landmarks, width = launches.padded
         kernels._combine[(launches.pairs,)](
             sums, statistics, u, log_sums, launches.splits, *w_keys.shape[2:],
             WEIGHTED=weighted, LANDMARKS=landmarks, WIDTH=width,
         )  # fmt: skip
-        kernels._attend[grid](launches.qkv, u=u, log_sums=log_sums, y=y, **_query_arguments(inputs, scale, launches))
+        arguments = _query_arguments(inputs, scale, launches) | {"num_stages": launches.forward_stages}
+        kernels._attend[grid](launches.qkv, u=u, log_sums=log_sums, y=y, **arguments)
     return y, u, log_sums
 
 

@@ -200,7 +200,7 @@ def _log_sum(
     return top, top + tl.log(mass)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _combine(
     sums: tl.tensor,
     statistics: tl.tensor,
