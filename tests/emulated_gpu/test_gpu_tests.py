@@ -10,6 +10,8 @@ pytestmark = needs_emulated_gpu
 
 GPU_TESTS = Path(__file__).parents[1] / "gpu"
 FILES = sorted(path.name for path in GPU_TESTS.glob("test_*.py"))
+WITH_REFERENCE_KERNELS = ("test_commands.py", "test_training.py")
+"""Triton's interpreter takes hours for what they compute."""
 
 
 def test_mechanisms() -> None:
@@ -17,7 +19,6 @@ def test_mechanisms() -> None:
 
 
 def test_commands_and_trainings() -> None:
-    """With the reference kernels, which take a tenth of the time of Triton's interpreter."""
     names = ("test_commands.py", "test_decoding.py", "test_training.py", "test_presets.py")
     run_tests_on_emulated_gpu(
         *(GPU_TESTS / name for name in names), "-m", "gpu and not nightly", SUBQUAD_KERNELS="reference"
@@ -27,4 +28,10 @@ def test_commands_and_trainings() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("file", FILES)
 def test_everything(file: str) -> None:
-    run_tests_on_emulated_gpu(GPU_TESTS / file, "-m", "gpu")
+    kernels = "reference" if file in WITH_REFERENCE_KERNELS else "auto"
+    run_tests_on_emulated_gpu(GPU_TESTS / file, "-m", "gpu", SUBQUAD_KERNELS=kernels)
+
+
+@pytest.mark.nightly
+def test_trainings_with_kernels_of_the_gpu() -> None:
+    run_tests_on_emulated_gpu(GPU_TESTS / "test_training.py", "-m", "gpu", "-k", "losses_are_those_of_the_cpu")
