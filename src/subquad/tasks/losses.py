@@ -79,7 +79,7 @@ def _adaptive_loss(head: AdaptiveHead, features: Tensor, target: Tensor, smoothi
 
 
 def _count(target: Tensor, pad: int) -> int:
-    return len(target) if pad < 0 else int((target != pad).sum())  # no word has a negative number
+    return len(target) if pad == -1 else int((target != pad).sum())  # -1: nothing is padding, nothing to wait for
 
 
 def losses_by_row(
