@@ -251,6 +251,24 @@ def test_commands(tmp_path: Path, files) -> None:
     assert stats["splits"]["train"]["fields"]["target"]["samples"] == 3
 
 
+def test_unreadable_lines_and_a_header_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text('de,en\neins,one\n"zwei" und,two\n   ,three\nvier,four\n')
+    words = ["--train", path, "--tokenizer", "bytes"]
+    with pytest.raises(ValueError, match=r"pairs.csv, line 3: not CSV"):
+        call("prepare", tmp_path / "out", *words)
+    printed = call("prepare", tmp_path / "out", *words, "--on-error", "skip")
+    assert "1 empty, 1 unreadable" in printed, "white space is no sentence"
+    assert "pairs.csv, line 3: not CSV" in printed
+    assert "pairs.csv, line 1 names the columns (de, en)" in printed
+    made = json.loads(call("prepare", tmp_path / "out", *words, "--on-error", "skip", "--json"))
+    assert made["changes"]["train"] == "reused"
+    assert made["splits"]["train"]["samples"] == 2
+    assert made["splits"]["train"]["read"] == 4
+    with pytest.raises(ValueError, match=r"line 3: not CSV"):
+        call("prepare", tmp_path / "out", *words, "--on-error", "stop")
+
+
 def test_prepare_from_yaml(tmp_path: Path, files) -> None:
     path = tmp_path / "data.yaml"
     path.write_text(f"sample_kind: text\nsplits:\n  train: {files[0]}\ntokenizer:\n  kind: words\n")

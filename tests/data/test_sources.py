@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subquad.data.text.files import read_lines
+from subquad.data.text.reading import OnErrorOption, ReadingReport
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FORMAT, TokenStore, TokenWriter, dtype_for
 from subquad.files import read_metadata, write_metadata
@@ -137,6 +138,90 @@ def test_csv_cells_may_hold_lines_and_quotes(tmp_path: Path) -> None:
     with (tmp_path / "c.csv").open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
     assert list(read_pairs(tmp_path / "c.csv")) == rows
+
+
+def test_a_bare_carriage_return_is_text_and_ends_no_row_of_a_csv_file(tmp_path: Path) -> None:
+    path = tmp_path / "wild.csv"
+    path.write_bytes(b'de,en\r\nEin\rHund,A dog\n"Zwei\rHunde, drei",Two\r\nvier,"fo\r\nur"\n')
+    assert list(read_pairs({"files": [str(path)], "columns": ["en", "de"]})) == [
+        ("A dog", "Ein\rHund"),
+        ("Two", "Zwei\rHunde, drei"),
+        ("fo\nur", "vier"),
+    ]
+
+
+def read_noticing(options: Mapping[str, Any], on_error: OnErrorOption = "skip") -> tuple[list, ReadingReport]:
+    report = ReadingReport(on_error)
+    source = TextSource.parse("source", options)
+    return list(read_samples(source, ("source", "target"), report=report)), report
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.csv", b'one,eins\n"two" too,zwei\nthree,drei\n', "a.csv, line 2: not CSV"),
+        ("a.csv", b"one,eins\ntwo\nthree,drei\n", "a.csv, line 2: there is no column 2"),
+        ("a.csv", b"one,eins\ntw\xff,zwei\nthree,drei\n", "a.csv, line 2: not UTF-8"),
+        ("a.csv", b'one,eins\n"two,' + b"z\n" * 40 + b"three,drei\n", "longer than 64 bytes"),
+        ("a.tsv", b"one\teins\ntwo\t" + b"z" * 200 + b"\nthree\tdrei\n", "a.tsv, line 2: longer than 64 bytes"),
+        ("a.jsonl", b'{"a":"one","b":"eins"}\n{"a":\n{"a":"three","b":"drei"}\n', "a.jsonl, line 2: not JSON"),
+        ("a.jsonl", b'{"a":"one","b":"eins"}\n[1]\n{"a":"three","b":"drei"}\n', "line 2: a JSON object is needed"),
+        ("a.jsonl", b'{"a":"one","b":"eins"}\n{"a":"x","b":null}\n{"a":"three","b":"drei"}\n', "holds None"),
+    ],
+)
+def test_samples_that_cannot_be_read_stop_or_are_skipped_and_named(tmp_path: Path, name, content, error) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    options = {"files": [str(path)], "max_line_bytes": 64}
+    with pytest.raises(ValueError, match=error):
+        read_noticing(options, "stop")
+    samples, report = read_noticing(options)
+    assert samples[0] == ("one", "eins")
+    assert samples[-1] == ("three", "drei")
+    assert report.unreadable >= 1
+    assert error in report.first_errors[0]
+
+
+def test_a_line_that_is_skipped_takes_its_partner_in_the_other_file_along(tmp_path: Path) -> None:
+    english, german = tmp_path / "t.en", tmp_path / "t.de"
+    english.write_bytes(b"one\ntw\xff\nthree\n")
+    german.write_bytes(b"eins\nzwei\ndrei\n")
+    samples, report = read_noticing({"files": [str(english), str(german)]})
+    assert samples == [("one", "eins"), ("three", "drei")]
+    assert report.unreadable == 1
+
+
+def test_a_file_of_which_nothing_can_be_read_and_a_wrong_column_stop_all_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ["{", "{"])
+    with pytest.raises(ValueError, match=r"none of 2 samples can be read: .*line 1: not JSON"):
+        read_noticing({"files": [path]})
+    path = write(tmp_path / "a.csv", ["de,en", "eins,one"])
+    with pytest.raises(ValueError, match="no column 'fr'"):
+        read_noticing({"files": [path], "columns": ["en", "fr"]})
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "kept"),
+    [
+        (["de,en", "eins,one"], [2, 1], [("one", "eins")]),
+        (["Source,Target", "eins,one"], [], [("eins", "one")]),
+        (["id,en_US,pt-br", "7,one,um"], [2, 3], [("one", "um")]),
+        (["Hallo,hello", "eins,one"], [], [("Hallo", "hello"), ("eins", "one")]),
+        (["de,de", "eins,one"], [], [("de", "de"), ("eins", "one")]),
+    ],
+)
+def test_a_header_is_noticed_when_columns_are_numbers(tmp_path: Path, rows, columns, kept) -> None:
+    options = {"files": [write(tmp_path / "a.csv", rows)], "columns": columns}
+    samples, report = read_noticing(options, "stop")
+    assert samples == kept
+    if len(kept) == 2:
+        assert report.header is None
+    else:
+        assert report.header is not None
+        assert "a.csv, line 1 names the columns" in report.header
+    told, report = read_noticing({**options, "header": False})
+    assert len(told) == 2, "whoever says that there is no header is believed"
+    assert report.header is None
 
 
 def test_labels_may_be_numbers(tmp_path: Path) -> None:

@@ -72,7 +72,13 @@ def prepare(
     max_length: Annotated[
         int | None, typer.Option(help="Skip samples with more tokens than this in one of their fields.")
     ] = None,
-    keep_empty: Annotated[bool | None, typer.Option(help="Whether samples with an empty field are kept.")] = None,
+    keep_empty: Annotated[
+        bool | None, typer.Option(help="Whether samples with an empty field, or one of white space, are kept.")
+    ] = None,
+    on_error: Annotated[
+        str | None,
+        typer.Option(help="What a line that cannot be read does: stop, or skip, which counts and names the first."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="How many processes work at once. By default one for each core, if it pays.")
     ] = None,
@@ -100,7 +106,7 @@ def prepare(
     given["tokenizer"] = {**given.get("tokenizer", {}), **chosen}
     if separate:
         given["target_tokenizer"] = {**given["tokenizer"], **given.get("target_tokenizer", {})}
-    given.update(_given(sample_kind=samples, max_length=max_length, keep_empty=keep_empty))
+    given.update(_given(sample_kind=samples, max_length=max_length, keep_empty=keep_empty, on_error=on_error))
     if not given["splits"]:
         raise ValueError("nothing to prepare: give files with --train, --valid and --test, or a --config")
     with Progress() as progress:
@@ -213,6 +219,9 @@ def _print_prepared(prepared: "PreparedText") -> None:
         rows.append([name, f"{split['samples']:,}", *tokens, skipped.get(name, "none"), change])
     headers = ["split", "samples", *(f"{field} tokens" for field in prepared.fields), "skipped", "why written"]
     print_table(headers, rows, numeric=range(1, 2 + len(prepared.fields)))
+    for name, notes in prepared.reading_notes().items():
+        for note in notes:
+            print(printable(f"{name}: {note}"))
     for name, change in prepared.changes.items():
         if change.startswith("removed"):
             print(f"{name}: {change}")

@@ -24,6 +24,7 @@ from subquad.data.blocks import collate_blocks
 from subquad.data.builtin import SPLITS
 from subquad.data.builtin.recall import RecallOptions, RecallSplit
 from subquad.data.text.prepare import ReportProgress
+from subquad.data.text.reading import ReadingReport
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer
 from subquad.evaluate.accuracy import accuracy_score, class_ranks
@@ -105,16 +106,17 @@ class RecallData(DataConfig):
             source = source.model_copy(update={"columns": FIELDS})
         named = source.kind in ("csv", "tsv") and any(isinstance(column, str) for column in source.columns)
         line = 2 if source.header or (named and source.header is None) else 1
-        for sample in read_samples(source, FIELDS):
-            if not (line == 1 and sample == FIELDS):  # a table may begin with names though nobody said so
-                text, targets = (field.split() for field in sample)
-                if len(text) != len(targets):
-                    counts = f"{len(text):,} symbols of text and {len(targets):,} targets"
-                    hint = f"write {NOT_ASKED} in targets where nothing is asked"
-                    raise ValueError(f"{source.files[0]}, line {line}: {counts}, but they belong together; {hint}")
-                if not text:
-                    raise ValueError(f"{source.files[0]}, line {line}: there are no symbols")
-                yield text, targets
+        report = ReadingReport()
+        for number, sample in enumerate(read_samples(source, FIELDS, report=report)):
+            line += number == 0 and report.header is not None
+            text, targets = (field.split() for field in sample)
+            if len(text) != len(targets):
+                counts = f"{len(text):,} symbols of text and {len(targets):,} targets"
+                hint = f"write {NOT_ASKED} in targets where nothing is asked"
+                raise ValueError(f"{source.files[0]}, line {line}: {counts}, but they belong together; {hint}")
+            if not text:
+                raise ValueError(f"{source.files[0]}, line {line}: there are no symbols")
+            yield text, targets
             line += 1 + sum(field.count("\n") for field in sample)
 
     def train_tokenizer(self) -> Tokenizer:

@@ -22,6 +22,7 @@ from subquad.data.blocks import BlockOptions, Blocks
 from subquad.data.builtin import SPLITS, BuiltinSet
 from subquad.data.fairseq.folder import FairseqFolder
 from subquad.data.text.prepare import ReportProgress, TextDataConfig, prepare_text
+from subquad.data.text.reading import ON_ERROR, OnErrorOption, ReadingReport
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FIELDS, PreparedText, open_prepared
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig
@@ -58,6 +59,7 @@ class TextData(DataConfig):
     )
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="The tokenizer of unprepared text.")
     max_length: int | None = Field(None, ge=1, description="Samples with more tokens are skipped and counted.")
+    on_error: OnErrorOption = Field("stop", description=ON_ERROR)
 
     task: ClassVar[str]
     """The task that reads it."""
@@ -107,7 +109,7 @@ class TextData(DataConfig):
     def check_first_sample(self, split: str) -> None:
         source = self.splits.get(split)
         if source is not None and not source.is_ids:
-            next(read_samples(source, FIELDS[self.sample_kind]))
+            next(read_samples(source, FIELDS[self.sample_kind], report=ReadingReport(self.on_error)))
 
     def is_available(self, cache: Path) -> bool:
         return self.folder is not None or cache.exists()
@@ -123,7 +125,8 @@ class TextData(DataConfig):
             return [(sample,) if isinstance(sample, str) else tuple(sample) for sample in samples]
         check_split(split, self.splits)
         source = self.splits[split]
-        return None if source.is_ids else list(read_samples(source, FIELDS[self.sample_kind]))
+        report = ReadingReport(self.on_error)
+        return None if source.is_ids else list(read_samples(source, FIELDS[self.sample_kind], report=report))
 
     def prepare(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
         """The text as tokens. cache: where they are written if they are not prepared yet."""
@@ -143,7 +146,8 @@ class TextData(DataConfig):
                 "data", {"sample_kind": self.sample_kind, "splits": {split: str(path) for split, path in files.items()}}
             ).splits
         options = {"sample_kind": self.sample_kind, "splits": splits, "max_length": self.longest}
-        return prepare_text(TextDataConfig.parse("data", options | self.tokenizer_configs()), cache, report=report)
+        options |= {"on_error": self.on_error, **self.tokenizer_configs()}
+        return prepare_text(TextDataConfig.parse("data", options), cache, report=report)
 
     def prepare_for_training(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
         """The text as tokens. Data of another task, or without the splits `train` and `valid`, is refused."""
@@ -172,7 +176,10 @@ class TextTask(Task):
         return self.data.splits
 
     def notes(self) -> dict[str, str]:
-        return {split: f"samples skipped: {reasons}" for split, reasons in self.data.skipped().items()}
+        notes = {split: [f"samples skipped: {reasons}"] for split, reasons in self.data.skipped().items()}
+        for split, noticed in self.data.reading_notes().items():
+            notes.setdefault(split, []).extend(noticed)
+        return {split: "; ".join(parts) for split, parts in notes.items()}
 
 
 class WordTask(TextTask):

@@ -20,7 +20,7 @@ from subquad.data.tokenizers import Tokenizer, load_tokenizer
 CHUNK_SAMPLES = 2000
 CHUNK_CHARACTERS = 1 << 20
 CHUNKS_PER_WORKER = 4
-EMPTY, OVER_LONG = "empty", "over-long"
+EMPTY, OVER_LONG, UNREADABLE = "empty", "over-long", "unreadable"
 
 Samples = list[tuple[str, ...]]
 
@@ -29,16 +29,19 @@ Samples = list[tuple[str, ...]]
 class SkipRules:
     """Which samples are skipped.
 
-    A sample with an empty field is skipped unless `keep_empty`, and so is one with a field of more than `max_length`
-    tokens.
+    A sample with an empty field, or one of white space only, is skipped unless `keep_empty`, and so is one with a field
+    of more than `max_length` tokens.
     """
 
     keep_empty: bool = False
     max_length: int | None = None
 
-    def select(self, lengths: np.ndarray) -> tuple[np.ndarray, Counter[str]]:
-        """Returns which samples are kept, (n,) bool, and how many are skipped by reason; `lengths` is (fields, n)."""
-        empty = (lengths == 0).any(0) & (not self.keep_empty)
+    def select(self, lengths: np.ndarray, blank: np.ndarray | bool = False) -> tuple[np.ndarray, Counter[str]]:
+        """Returns which samples are kept, (n,) bool, and how many are skipped by reason.
+
+        lengths, blank: (fields, n), the tokens of each field, and whether its text is white space.
+        """
+        empty = ((lengths == 0) | blank).any(0) & (not self.keep_empty)
         over_long = (lengths > self.max_length).any(0) if self.max_length is not None else np.zeros_like(empty)
         skipped = Counter({EMPTY: int(empty.sum()), OVER_LONG: int((over_long & ~empty).sum())})
         return ~(empty | over_long), skipped
@@ -70,7 +73,8 @@ class Encoder:
         """first: the number of the first sample, counted from 1, for messages."""
         fields = [self._encode_field(tokenizer, first, samples, i) for i, tokenizer in enumerate(self.tokenizers)]
         lengths = np.array([[len(ids) for ids in field] for field in fields], dtype=np.int64)
-        mask, skipped = self.rules.select(lengths)
+        blank = np.array([[not text.strip() for text in field] for field in zip(*samples, strict=True)])
+        mask, skipped = self.rules.select(lengths, blank)
         kept = np.flatnonzero(mask)
         tokens = []
         for field in fields:

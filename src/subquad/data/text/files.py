@@ -7,7 +7,7 @@ part of the line. Errors name the file and the line.
 import gzip
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -61,29 +61,56 @@ class ReadCounter:
         return self._closed + sum(file.tell() for file in self._open)
 
 
+OnError = Callable[[ValueError], None]
+"""What is done about a line, row or text that cannot be read: it raises the error, or makes a note of it."""
+
+
 def read_lines(path: str | Path, counter: ReadCounter | None = None, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
     """Yields the lines of a text file without their ends. Long lines and invalid UTF-8 are errors with their number."""
+
+    def stop(error: ValueError) -> None:
+        raise error
+
+    for line in read_lines_with_gaps(path, stop, counter, max_bytes):
+        assert line is not None
+        yield line
+
+
+def read_lines_with_gaps(
+    path: str | Path, on_error: OnError, counter: ReadCounter | None = None, max_bytes: int = MAX_LINE_BYTES
+) -> Iterator[str | None]:
+    """Yields the same, and None for a line that cannot be read, after `on_error` got its error."""
     for number, raw in enumerate(_raw_lines(path, counter, max_bytes), 1):
         try:
-            line = raw.decode()
+            line = None if raw is None else raw.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number}: not UTF-8, byte {error.start + 1} is 0x{raw[error.start]:02x}; "
-                "convert the file, for example with iconv"
-            ) from None
+            on_error(
+                ValueError(
+                    f"{path}, line {number}: not UTF-8, byte {error.start + 1} is 0x{error.object[error.start]:02x}; "
+                    "convert the file, for example with iconv"
+                )
+            )
+            yield None
+            continue
+        if line is None:
+            on_error(ValueError(too_long(path, number, max_bytes)))
+            yield None
+            continue
         line = line.removesuffix("\n").removesuffix("\r")
         yield line.removeprefix("\ufeff") if number == 1 else line
 
 
-def _raw_lines(path: str | Path, counter: ReadCounter | None, max_bytes: int) -> Iterator[bytes]:
+def _raw_lines(path: str | Path, counter: ReadCounter | None, max_bytes: int) -> Iterator[bytes | None]:
+    """Yields lines with their ends, and None for a line that is too long, whose rest is unpacked only to skip it."""
     with _open_file(path, counter) as file:
         try:
-            number = 0
-            while line := file.readline(max_bytes + 1):  # no more of a longer line is read, or unpacked
-                number += 1
-                if len(line) > max_bytes:
-                    raise ValueError(too_long(path, number, max_bytes))
-                yield line
+            while line := file.readline(max_bytes + 1):
+                if len(line) <= max_bytes:
+                    yield line
+                    continue
+                yield None
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(max_bytes + 1)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path} is damaged: {error}") from None
 

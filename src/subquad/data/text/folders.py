@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from subquad.data.text.files import MAX_LINE_BYTES, ReadCounter, file_record, read_lines, too_long
+from subquad.data.text.files import MAX_LINE_BYTES, OnError, ReadCounter, file_record, read_lines, too_long
 from subquad.files import digest
 
 
@@ -32,11 +32,16 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def read_class_folders(
-    folder: Path, counter: ReadCounter | None = None, max_bytes: int = MAX_LINE_BYTES
+    folder: Path, on_error: OnError, counter: ReadCounter | None = None, max_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[tuple[str, str]]:
     """Yields (label, text). A text is the content of its file without the end of its last line."""
     for label, path in class_files(folder):
-        yield label, read_whole_text(path, counter, max_bytes)
+        try:
+            text = read_whole_text(path, counter, max_bytes)
+        except ValueError as error:
+            on_error(error)
+        else:
+            yield label, text
 
 
 def read_whole_text(path: Path, counter: ReadCounter | None = None, max_bytes: int = MAX_LINE_BYTES) -> str:

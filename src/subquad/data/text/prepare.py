@@ -20,8 +20,9 @@ from pydantic import Field, field_validator
 
 from subquad.config import Options
 from subquad.data.text.arrays import read_token_chunks
-from subquad.data.text.encode import EMPTY, OVER_LONG, SkipRules, TokenChunk, encode_samples
+from subquad.data.text.encode import EMPTY, OVER_LONG, UNREADABLE, SkipRules, TokenChunk, encode_samples
 from subquad.data.text.files import ReadCounter, file_record
+from subquad.data.text.reading import ON_ERROR, OnErrorOption, ReadingReport
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import (
     DESCRIPTION,
@@ -66,8 +67,11 @@ class TextDataConfig(Options):
         None, ge=1, description="Samples with more tokens than this in a field are skipped and counted."
     )
     keep_empty: bool | None = Field(
-        None, description="Whether samples with an empty field are kept. By default only samples of text alone are."
+        None,
+        description="Whether samples with a field that is empty, or white space, are kept. By default only samples of "
+        "text alone are.",
     )
+    on_error: OnErrorOption = Field("stop", description=ON_ERROR)
 
     @field_validator("splits")
     @classmethod
@@ -221,7 +225,8 @@ class _Preparation:
         """Yields the text of these fields in the split `train`."""
         columns = [self.config.fields.index(field) for field in fields]
         meter = _ProgressMeter(stage, self.records["train"], self.report)
-        samples = read_samples(self.config.splits["train"], self.config.fields, meter.counter)
+        report = ReadingReport(self.config.on_error)
+        samples = read_samples(self.config.splits["train"], self.config.fields, meter.counter, report)
         for number, sample in enumerate(samples, 1):
             if number % 10_000 == 0:
                 meter.update(number, 0)
@@ -232,7 +237,11 @@ class _Preparation:
 
     def _input_key(self, split: str) -> dict[str, Any]:
         contents = [record["sha256"] for record in self.records[split]]
-        return {"contents": contents, "read as": self.config.splits[split].reading_options()}
+        read_as = self.config.splits[split].reading_options()
+        return {
+            "contents": contents,
+            "read as": read_as | ({"on_error": "skip"} if self.config.on_error == "skip" else {}),
+        }
 
     def _tokenizer_key(self) -> dict[str, str]:
         prints = {name: tokenizer["fingerprint"] for name, tokenizer in self.description["tokenizers"].items()}
@@ -281,6 +290,7 @@ class _Preparation:
         vocabularies = [self.description["fields"][field] for field in fields]
         meter = _ProgressMeter(name, self.records[name], self.report)
         read, unknown, skipped = 0, Counter[str](), Counter({EMPTY: 0, OVER_LONG: 0})
+        report = ReadingReport(self.config.on_error)
         with ExitStack() as stack:
             writers = []
             for field, vocabulary in zip(fields, vocabularies, strict=True):
@@ -289,26 +299,32 @@ class _Preparation:
                 meta["input"] = [record["sha256"] for record in self.records[name]]
                 path = self.folder / f"{name}.{field}"
                 writers.append(stack.enter_context(TokenWriter(path, dtype_for(tokenizer["size"]), meta)))
-            for chunk in self._chunks(name, vocabularies, meter.counter):
+            for chunk in self._chunks(name, vocabularies, meter.counter, report):
                 for i, writer in enumerate(writers):
                     writer.add_many(chunk.tokens[i], chunk.lengths[i])
                     unknown[fields[i]] += chunk.unknown[i]
                 read += chunk.num_read
                 skipped.update(chunk.skipped)
                 meter.update(read, sum(writer.total for writer in writers))
+            if report.unreadable:
+                skipped[UNREADABLE] = report.unreadable
+                read += report.unreadable
             if writers[0].count == 0:
                 reasons = ", ".join(f"{count:,} {reason}" for reason, count in skipped.items())
                 raise ValueError(f"no sample is left of {read:,}: {reasons}")
         tokens = {field: writer.total for field, writer in zip(fields, writers, strict=True)}
         unknowns = {field: unknown[field] for field in fields}
         counts = {"read": read, "samples": writers[0].count, "skipped": dict(skipped)}
-        return {**counts, "tokens": tokens, "unknown": unknowns}
+        return {**counts, "tokens": tokens, "unknown": unknowns, **report.to_dict()}
 
-    def _chunks(self, name: str, vocabularies: list[str], counter: ReadCounter) -> Iterator[TokenChunk]:
+    def _chunks(
+        self, name: str, vocabularies: list[str], counter: ReadCounter, report: ReadingReport
+    ) -> Iterator[TokenChunk]:
         source, fields, rules = self.config.splits[name], self.config.fields, self.config.rules
         folders = [self.folder / vocabulary for vocabulary in vocabularies]
         if not source.is_ids:
-            return encode_samples(read_samples(source, fields, counter), folders, rules, self._num_workers(name))
+            samples = read_samples(source, fields, counter, report)
+            return encode_samples(samples, folders, rules, self._num_workers(name))
         if len(source.files) != len(fields):
             files = ", ".join(source.files)
             raise ValueError(f"{len(fields)} files of token ids are needed ({', '.join(fields)}); got {files}")

@@ -4,22 +4,21 @@ Labelled texts may also be a folder that has a folder for each class, with a fil
 line is, and that files may be compressed. Errors name the file and the line.
 """
 
-import csv
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from subquad.config import Options, nearest
+from subquad.config import Options
 from subquad.data.fairseq.index import INDEX, data_path
 from subquad.data.hub import HUB, load_hub
-from subquad.data.text.files import MAX_LINE_BYTES, ReadCounter, file_record, read_lines, too_long
+from subquad.data.text.files import MAX_LINE_BYTES, ReadCounter, file_record, read_lines_with_gaps
 from subquad.data.text.folders import folder_record, read_class_folders
+from subquad.data.text.reading import ReadingReport
+from subquad.data.text.tables import Row, cell_text, csv_rows, delimited_rows, json_rows, parquet_rows, tsv_rows
 from subquad.files import digest
-from subquad.packages import require
 
 Format = Literal["text", "tsv", "csv", "jsonl", "parquet", "ids", "folder"]
 SUFFIXES: dict[str, Format] = {
@@ -33,6 +32,7 @@ SUFFIXES: dict[str, Format] = {
     INDEX: "ids",
 }
 
+END = object()
 LABELLED = ("label", "text")
 """The fields of labelled texts, which may come from a folder."""
 
@@ -53,7 +53,7 @@ class TextSource(Options):
     header: bool | None = Field(
         None,
         description="Whether a TSV or CSV file begins with the names of its columns. By default it does if `columns` "
-        "has names.",
+        "has names, or if the first row has well-known ones such as de and en, which is said.",
     )
     max_line_bytes: int = Field(
         MAX_LINE_BYTES,
@@ -126,15 +126,22 @@ class TextSource(Options):
 
 
 def read_samples(
-    source: TextSource, fields: Sequence[str], counter: ReadCounter | None = None
+    source: TextSource,
+    fields: Sequence[str],
+    counter: ReadCounter | None = None,
+    report: ReadingReport | None = None,
 ) -> Iterator[tuple[str, ...]]:
-    """Yields samples, which are tuples with one string for each of `fields`. A source without samples is an error."""
+    """Yields samples, which are tuples with one string for each of `fields`. A source without samples is an error.
+
+    report: says whether samples that cannot be read are skipped, and gets what was noticed.
+    """
+    report = report or ReadingReport()
     if source.is_ids:
         raise ValueError(f"{source.files[0]} holds token ids, but text is needed")
     if source.kind == "folder" and not source.is_hub:
-        samples = _folder_samples(source, fields, counter)
+        samples = _folder_samples(source, fields, counter, report)
     elif source.is_hub or source.kind != "text":
-        samples = _table_samples(source, fields, counter)
+        samples = _table_samples(source, fields, counter, report)
     elif source.columns or source.header is not None:
         raise ValueError(f"{source.files[0]} is plain text; columns and header need format=tsv, csv, jsonl or parquet")
     elif len(source.files) != len(fields):
@@ -143,162 +150,66 @@ def read_samples(
             f"{len(fields)} text files are needed ({', '.join(fields)}) or one table (format=tsv, ...); got {files}"
         )
     else:
-        samples = _parallel_samples(source, counter)
+        samples = _parallel_samples(source, counter, report)
     first = next(samples, None)
     if first is None:
-        raise ValueError(f"{', '.join(source.files)}: empty, there are no samples")
+        why = (
+            f"none of {report.unreadable:,} samples can be read: {report.first_errors[0]}" if report.unreadable else ""
+        )
+        raise ValueError(f"{', '.join(source.files)}: {why or 'empty, there are no samples'}")
     yield first
     yield from samples
 
 
-def _parallel_samples(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, ...]]:
+def _parallel_samples(
+    source: TextSource, counter: ReadCounter | None, report: ReadingReport
+) -> Iterator[tuple[str, ...]]:
     limit = source.max_line_bytes
-    for sample in itertools.zip_longest(*(read_lines(path, counter, limit) for path in source.files)):
-        if None in sample:
-            counts = [f"{path} has {sum(1 for _ in read_lines(path, None, limit)):,} lines" for path in source.files]
+    lines = (read_lines_with_gaps(path, report.add_error, counter, limit) for path in source.files)
+    for sample in itertools.zip_longest(*lines, fillvalue=END):
+        if END in sample:
+            counts = [f"{path} has {_count_lines(path, limit):,} lines" for path in source.files]
             raise ValueError(f"parallel files need the same number of lines: {', '.join(counts)}")
-        yield sample
+        if None not in sample:
+            yield sample  # type: ignore[misc]
+
+
+def _count_lines(path: str, max_bytes: int) -> int:
+    return sum(1 for _ in read_lines_with_gaps(path, lambda _: None, None, max_bytes))
 
 
 def _folder_samples(
-    source: TextSource, fields: Sequence[str], counter: ReadCounter | None
+    source: TextSource, fields: Sequence[str], counter: ReadCounter | None, report: ReadingReport
 ) -> Iterator[tuple[str, ...]]:
     source.check_folder(fields)
     if source.columns or source.header is not None:
         raise ValueError(f"{source.files[0]} is a folder of classes; columns and header belong to tables")
-    return read_class_folders(Path(source.files[0]), counter, source.max_line_bytes)
+    return read_class_folders(Path(source.files[0]), report.add_error, counter, source.max_line_bytes)
 
 
-# ---------------------------------------------------------------------- tables
-
-Row = tuple[str, Any]
-"""The place of a row, for messages, and its content: a list of columns, or a mapping from names to values."""
-
-
-def _table_samples(source: TextSource, fields: Sequence[str], counter: ReadCounter | None) -> Iterator[tuple[str, ...]]:
-    columns = source.columns
+def _table_samples(
+    source: TextSource, fields: Sequence[str], counter: ReadCounter | None, report: ReadingReport
+) -> Iterator[tuple[str, ...]]:
+    path, columns, limit = source.files[0], source.columns, source.max_line_bytes
     if columns and len(columns) != len(fields):
         needed = f"{len(fields)} columns are needed ({', '.join(fields)})"
-        raise ValueError(f"{source.files[0]}: {needed}, got {len(columns)}")
-    if source.is_hub:
-        rows = _hub_rows(source)
-    elif source.kind == "jsonl":
-        rows = _json_rows(source, counter)
-    elif source.kind == "parquet":
-        rows = _parquet_rows(source.files[0])
-    else:
-        rows = _delimited_rows(source, counter)
+        raise ValueError(f"{path}: {needed}, got {len(columns)}")
     wanted = columns or tuple(range(1, len(fields) + 1))
-    for place, row in rows:
-        yield tuple(_cell_text(place, row, column) for column in wanted)
-
-
-def _cell_text(place: str, row: Any, column: int | str) -> str:
-    """Returns the text in a column. Names may lead into nested mappings: "translation.de"."""
-    if isinstance(row, Mapping):
-        value = _look_up(place, row, column)
+    rows: Iterator[Row]
+    if source.is_hub:
+        data_set = load_hub(path, source.subset, source.split)
+        rows = ((f"{path}, sample {number}", row) for number, row in enumerate(data_set, 1))
+    elif source.kind == "jsonl":
+        rows = json_rows(path, limit, counter, report)
+    elif source.kind == "parquet":
+        rows = parquet_rows(path)
     else:
-        assert isinstance(column, int)
-        if column > len(row):
-            raise ValueError(f"{place}: there is no column {column}, only {len(row)}")
-        value = row[column - 1]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
-        raise ValueError(f"{place}: column {column} holds {value!r}, but text is needed")
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError(f"{place}: column {column} holds half of a surrogate pair, which is no valid text")
-    return value
-
-
-def _look_up(place: str, row: Mapping[str, Any], column: int | str) -> Any:
-    if isinstance(column, int):
-        if column > len(row):
-            raise ValueError(f"{place}: there is no column {column}, only {len(row)}: {', '.join(row)}")
-        return list(row.values())[column - 1]
-    if column in row:
-        return row[column]
-    outer, _, inner = column.partition(".")
-    if inner and isinstance(row.get(outer), Mapping):
-        return _look_up(place, row[outer], inner)
-    raise ValueError(f"{place}: there is no column {column!r}{nearest(column, row)} It has {', '.join(map(str, row))}.")
-
-
-def _delimited_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[Row]:
-    path = source.files[0]
-    named = any(isinstance(column, str) for column in source.columns)
-    if named and source.header is False:
-        raise ValueError(f"{path}: without a header its columns are numbers from 1, got {list(source.columns)}")
-    rows = _csv_rows(source, counter) if source.kind == "csv" else _tsv_rows(source, counter)
-    if not (named if source.header is None else source.header):
-        yield from rows
-        return
-    place, names = next(rows, (path, []))
-    if len(set(names)) < len(names):
-        raise ValueError(f"{place}: two columns have the same name; give header=false and numbers")
+        read = csv_rows if source.kind == "csv" else tsv_rows
+        rows = delimited_rows(path, read(path, limit, counter, report), wanted, source.header, report)
     for place, row in rows:
-        if len(row) != len(names):
-            raise ValueError(f"{place}: {len(row)} columns, but the header names {len(names)}")
-        yield place, dict(zip(names, row, strict=True))
-
-
-def _tsv_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
-    path = source.files[0]
-    for number, line in enumerate(read_lines(path, counter, source.max_line_bytes), 1):
-        yield f"{path}, line {number}", line.split("\t")
-
-
-def _csv_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[tuple[str, list[str]]]:
-    path, most, row_bytes = source.files[0], source.max_line_bytes, 0
-
-    def lines() -> Iterator[str]:
-        """The lines of the file. A field in quotes may have many of them, so the limit is also one of a whole row."""
-        nonlocal row_bytes
-        for line in read_lines(path, counter, most):
-            row_bytes += len(line) + 1
-            if row_bytes > most + 1:
-                raise ValueError(too_long(path, reader.line_num + 1, most))
-            yield line + "\n"
-
-    # The limit of a field is one of the whole process, and other packages read tables too: it is only ever raised.
-    csv.field_size_limit(max(csv.field_size_limit(), most + 1))
-    reader = csv.reader(lines(), strict=True)
-    try:
-        for row in reader:
-            row_bytes = 0
-            yield f"{path}, line {reader.line_num}", row
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: not CSV, {error}") from None
-
-
-def _json_rows(source: TextSource, counter: ReadCounter | None) -> Iterator[Row]:
-    path = source.files[0]
-    for number, line in enumerate(read_lines(path, counter, source.max_line_bytes), 1):
-        place = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # no JSON, or a number of thousands of digits
-            raise ValueError(f"{place}: not JSON, {error}") from None
-        if not isinstance(row, Mapping):
-            raise ValueError(f"{place}: a JSON object is needed, got {line[:40]}")
-        yield place, row
-
-
-def _parquet_rows(path: str) -> Iterator[Row]:
-    parquet = require("pyarrow.parquet", f"{path}: parquet", "hub")
-    if not Path(path).is_file():
-        raise ValueError(f"{path}: there is no such file")
-    arrow = require("pyarrow", f"{path}: parquet", "hub")
-    number = 0
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}, row {number}", row
-    except (OSError, OverflowError, arrow.ArrowException) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {' '.join(str(error).split())}") from None
-
-
-def _hub_rows(source: TextSource) -> Iterator[Row]:
-    for number, row in enumerate(load_hub(source.files[0], source.subset, source.split), 1):
-        yield f"{source.files[0]}, sample {number}", row
+            sample = tuple(cell_text(place, row, column) for column in wanted)
+        except ValueError as error:
+            report.add_error(error)
+        else:
+            yield sample

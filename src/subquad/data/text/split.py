@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from subquad.data.stable_rng import StableRng
-from subquad.data.text.files import read_lines
+from subquad.data.text.files import MAX_LINE_BYTES, read_lines
+from subquad.data.text.reading import ReadingReport
+from subquad.data.text.tables import csv_rows
 from subquad.files import write_files
 
 SPLITS = ("train", "valid", "test")
@@ -57,11 +59,10 @@ def split_file(
 
 def _records(path: Path, kind: str) -> Iterator[str]:
     """The lines of a file; of a CSV table its rows, which may have several lines."""
-    lines = read_lines(str(path))
     if kind != ".csv":
-        yield from lines
+        yield from read_lines(path)
         return
-    for row in csv.reader(f"{line}\n" for line in lines):
+    for _, row in csv_rows(str(path), MAX_LINE_BYTES, None, ReadingReport()):
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="").writerow(row)
         yield text.getvalue()

@@ -232,6 +232,18 @@ class PreparedText:
                 found[name] = ", ".join(reasons)
         return found
 
+    def reading_notes(self) -> dict[str, list[str]]:
+        """Returns by split what was noticed when its files were read: the first lines that could not be, and a header.
+
+        Splits where nothing was noticed are not in the result.
+        """
+        found = {}
+        for name, split in self.description["splits"].items():
+            header = split.get("header")
+            if notes := [*([header] if header else []), *split.get("first_errors", [])]:
+                found[name] = notes
+        return found
+
     def store(self, split: str, field: str) -> TokenStore:
         """Opens the token store of a split and field."""
         for what, name, known in (("split", split, self.splits), ("field", field, self.fields)):
