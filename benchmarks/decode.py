@@ -13,7 +13,6 @@ compared. A time is printed only for a result that was checked; the exit code is
 
 import argparse
 import gzip
-import json
 import statistics
 import sys
 import time
@@ -24,10 +23,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmarks.measured import MEGABYTE, QUICK, Effort, Result, machine_facts, measuring_parser, side_by_side
-from benchmarks.page import described, filled, missed, numeric_columns, table
-from subquad.allocator import set_up_command
-from subquad.cli.output import print_table
+from benchmarks.measured import MEGABYTE, Effort, Result, measuring_parser, side_by_side
+from benchmarks.runner import Part, run_parts
 from subquad.compare.measure.checks import relative_distance
 from subquad.decode.beam import SearchRequest, SpecialTokens, beam_search
 from subquad.decode.inference import prepare_for_inference
@@ -41,8 +38,6 @@ from subquad.nn.stack import StackState
 from subquad.train.run import load_trained
 
 SYMBOLS = SpecialTokens(pad=1, eos=2, unk=3)
-ORIGINAL = 1700
-"""Tokens a second of the original program: Multi30k test set, beam 5, 128 sentences a batch, 2 threads."""
 TITLES = {
     "translation": "time of a token without streaming states over that with them",
     "language-float32": "time that memory needs to read the weights once, over that of a token",
@@ -50,7 +45,7 @@ TITLES = {
     "rows": "time of a step with torch's linear maps over that with maps for a few rows",
     "growth": "time of a token at the later position over that at the earlier",
     "growth-state": "bytes of the state at the later position over those at the earlier",
-    "run": f"tokens a second over the {ORIGINAL} of the original program",
+    "run": "tokens a second with float32 weights over those with int8",
     "run-int8": "perplexity of the references with int8 weights over that with float32",
 }
 
@@ -273,7 +268,7 @@ def trained(run: Path, source: Path, references: Path, effort: Effort) -> Iterat
     rates = {name: made[name] / seconds[name]["median"] for name in kinds}
     labels = {"sentences": len(texts), "beam": 5, "sentences a batch": 128}
     numbers = {f"{name} tokens/s": value for name, value in rates.items()}
-    yield Result("run", labels, numbers, rates["float32"] / ORIGINAL, ("at least", 2.5), seconds=seconds)
+    yield Result("run", labels, numbers, rates["float32"] / rates["int8"], seconds=seconds)
     perplexities = {name: perplexity(prepare_for_inference(model, name), *tokenizers, texts, wanted) for name in kinds}
     numbers = {f"{name} perplexity": value for name, value in perplexities.items()}
     yield Result("run-int8", labels, numbers, perplexities["int8"] / perplexities["float32"])
@@ -294,40 +289,21 @@ def perplexity(model: Seq2Seq, source: Any, target: Any, texts: Sequence[str], w
 
 # ---------------------------------------------------------------------- the run of a benchmark
 
-PARTS: dict[str, Callable[[Effort], Iterator[Result]]] = {
+PARTS: dict[str, Part] = {
     "translation": translation,
     "language": language,
     "rows": rows,
     "growth": growth,
 }
+MARKER = "make bench-decode"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    torch.set_num_threads(options.threads)
-    facts = machine_facts(set_up_command(), options.quick)
     parts = {name: PARTS[name] for name in options.only or PARTS}
     if options.run is not None:
         parts["run"] = lambda effort: trained(options.run, options.source, options.references, effort)
-    effort = QUICK if options.quick else Effort(options.budget, options.repeats)
-    report: dict[str, Any] = {"parts": {}}
-    if options.json is not None and options.json.exists():  # parts that are not measured now keep their results
-        report = json.loads(options.json.read_text())
-    failed = False
-    for name, part in parts.items():
-        lines = []
-        for result in part(effort):
-            result.target = None if effort.quick else result.target  # nothing is expected of toy sizes
-            lines.append(result.as_json())
-            print(f"[{name}] {described(lines[-1])}", file=sys.stderr, flush=True)
-        report["parts"][name] = {"environment": facts, "results": lines}
-        failed = failed or any(line["reason"] for line in lines)
-        show(lines)
-        if options.json is not None:
-            options.json.write_text(json.dumps(report, indent=1) + "\n")
-    if options.write_docs is not None:
-        options.write_docs.write_text(filled(options.write_docs.read_text(), report, TITLES))
-    return int(failed)
+    return run_parts(options, parts, TITLES, MARKER)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -341,15 +317,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.run is not None and (options.source is None or options.references is None):
         parser.error("--run needs --source FILE and --references FILE")
     return options
-
-
-def show(lines: Sequence[dict[str, Any]]) -> None:
-    for name in dict.fromkeys(line["table"] for line in lines):
-        headers, rows = table([line for line in lines if line["table"] == name])
-        print(f"\n{name}. Score: {TITLES[name]}\n")
-        print_table(headers, rows, numeric=numeric_columns(headers))
-    for line in missed(lines):
-        print(f"below target: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,17 @@ to the bit, those that are built without workers; the exit code is 1 if they are
 
 import argparse
 import hashlib
-import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.measured import QUICK, Effort, Result, machine_facts, measuring_parser, side_by_side
-from benchmarks.page import described, filled, missed, numeric_columns, table
-from subquad.allocator import set_up_command
-from subquad.cli.output import print_table
+from benchmarks.measured import Effort, Result, measuring_parser, side_by_side
+from benchmarks.runner import Part, run_parts
 from subquad.data.batches import Batch, BatchPlan, Budget, batch_seed, collate_pairs
 from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.sets import open_images
@@ -152,36 +148,12 @@ def text(effort: Effort) -> Iterator[Result]:
 
 # ---------------------------------------------------------------------- the run of a benchmark
 
-PARTS: dict[str, Callable[[Effort], Iterator[Result]]] = {"images": images, "text": text}
+PARTS: dict[str, Part] = {"images": images, "text": text}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    torch.set_num_threads(options.threads)
-    facts = machine_facts(set_up_command(), options.quick)
-    effort = QUICK if options.quick else Effort(options.budget, options.repeats)
-    report: dict[str, Any] = {"parts": {}}
-    if options.json is not None and options.json.exists():  # parts that are not measured now keep their results
-        report = json.loads(options.json.read_text())
-    failed = False
-    for name in options.only or PARTS:
-        lines = []
-        for result in PARTS[name](effort):
-            result.target = None if effort.quick else result.target  # nothing is expected of toy sizes
-            lines.append(result.as_json())
-            print(f"[{name}] {described(lines[-1])}", file=sys.stderr, flush=True)
-        report["parts"][name] = {"environment": facts, "results": lines}
-        failed = failed or any(line["reason"] for line in lines)
-        headers, rows = table(lines)
-        print(f"\n{name}. Score: {TITLES[name]}\n")
-        print_table(headers, rows, numeric=numeric_columns(headers))
-        for line in missed(lines):
-            print(f"below target: {line}", flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
-    if options.write_docs is not None:
-        options.write_docs.write_text(filled(options.write_docs.read_text(), report, TITLES, MARKER))
-    return int(failed)
+    return run_parts(options, {name: PARTS[name] for name in options.only or PARTS}, TITLES, MARKER)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -11,21 +11,17 @@ The exit code is 1 when a check failed; a target that is missed is reported, and
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks import convolutions, whole
-from benchmarks.measured import QUICK, Effort, Result, machine_facts, measuring_parser
-from benchmarks.page import described, filled, missed, numeric_columns, table
+from benchmarks.measured import Effort, Result, measuring_parser
 from benchmarks.plot import draw
-from subquad.allocator import set_up_command
-from subquad.cli.output import print_table
+from benchmarks.runner import Part, read_report, run_parts, write_page
 
 PARTS: dict[str, Callable[[Effort, Callable[[str], None]], Iterator[Result]]] = {
     "conv": convolutions.run,
@@ -34,29 +30,19 @@ PARTS: dict[str, Callable[[Effort, Callable[[str], None]], Iterator[Result]]] = 
     "growth": whole.growth,
 }
 TITLES = {**convolutions.TITLES, **whole.TITLES}
+MARKER = "make bench"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    report: dict[str, Any] = {"parts": {}}
-    if options.json is not None and options.json.exists():  # parts that are not measured now keep their results
-        report = json.loads(options.json.read_text())
     if options.from_json:
-        write_documents(options, report)
-        return 0
-    torch.set_num_threads(options.threads)
-    facts = machine_facts(set_up_command(), options.quick)
-    failed = False
-    for part in options.only or PARTS:
-        results = measure(part, QUICK if options.quick else Effort(options.budget, options.repeats))
-        report["parts"][part] = {"environment": facts, "results": results}
-        report["parts"] = {name: report["parts"][name] for name in PARTS if name in report["parts"]}
-        show(part, results)
-        failed = failed or any(line["reason"] for line in results)
-        if options.json is not None:  # after every part: a long run that is interrupted keeps what it has
-            options.json.write_text(json.dumps(report, indent=1) + "\n")
-    write_documents(options, report)
-    return int(failed)
+        write_page(options, read_report(options.json), TITLES, MARKER)
+        code = 0
+    else:
+        parts: dict[str, Part] = {name: partial(PARTS[name], say=sayer(name)) for name in options.only or PARTS}
+        code = run_parts(options, parts, TITLES, MARKER)
+    write_plot(options)
+    return code
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -66,6 +52,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.from_json and (options.json is None or not options.json.exists()):
         parser.error("--from-json needs --json FILE, with results of an earlier run")
+    if options.plot is not None and options.json is None:
+        parser.error("--plot draws what is in --json FILE")
     if options.threads < 1 or options.repeats < 1:
         parser.error("--threads and --repeats must be at least 1")
     for path in (options.json, options.plot, options.write_docs):
@@ -74,39 +62,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def measure(part: str, effort: Effort) -> list[dict[str, Any]]:
-    start = time.monotonic()
+def sayer(part: str) -> Callable[[str], None]:
+    """A function that prints messages of a part's progress, with the seconds since its first one."""
+    start: list[float] = []
 
     def say(message: str) -> None:
-        print(f"[{part}, {time.monotonic() - start:.0f} s] {message}", file=sys.stderr, flush=True)
+        start.append(time.monotonic())
+        print(f"[{part}, {start[-1] - start[0]:.0f} s] {message}", file=sys.stderr, flush=True)
 
-    lines = []
-    for result in PARTS[part](effort, say):
-        if effort.quick:
-            result.target = None  # nothing is expected of toy sizes
-        say(described(line := result.as_json()))
-        lines.append(line)
-    return json.loads(json.dumps(lines))  # a fresh report is the same as one read from a file
+    return say
 
 
-def show(part: str, results: Sequence[dict[str, Any]]) -> None:
-    for name in dict.fromkeys(line["table"] for line in results):
-        headers, rows = table([line for line in results if line["table"] == name])
-        print(f"\n{name}. Score: {TITLES[name]}\n")
-        print_table(headers, rows, numeric=numeric_columns(headers))
-    short = missed(results)
-    print(f"\n{part}: {len(short)} below target" + "".join(f"\n  {line}" for line in short), flush=True)
-
-
-def write_documents(options: argparse.Namespace, report: dict[str, Any]) -> None:
-    if options.plot is not None:
-        plot = growth_plot(report)
-        if plot is None:
-            print(f"there are no results of part growth, so {options.plot} is left as it is", file=sys.stderr)
-        else:
-            options.plot.write_text(plot)
-    if options.write_docs is not None:
-        options.write_docs.write_text(filled(options.write_docs.read_text(), report, TITLES))
+def write_plot(options: argparse.Namespace) -> None:
+    if options.plot is None:
+        return
+    plot = growth_plot(read_report(options.json))
+    if plot is None:
+        print(f"there are no results of part growth, so {options.plot} is left as it is", file=sys.stderr)
+    else:
+        options.plot.write_text(plot)
 
 
 def growth_plot(report: dict[str, Any]) -> str | None:

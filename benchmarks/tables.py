@@ -26,6 +26,8 @@ from typing import Any
 import torch
 
 from benchmarks.measured import machine_facts, measuring_parser
+from benchmarks.quiet import Watch
+from benchmarks.runner import read_report
 from benchmarks.studies import STUDIES, Study
 from benchmarks.tables_page import HEADERS, NUMERIC, PART_NAMES, page, rows
 from subquad import allocator
@@ -43,9 +45,7 @@ LONGEST_PASS = 20.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    report: dict[str, Any] = {"parts": {}}
-    if options.json is not None and options.json.exists():  # parts that are not measured now keep their results
-        report = json.loads(options.json.read_text())
+    report = read_report(options.json)
     failed = False if options.from_json else measure_all(options, report)
     if options.write_docs is not None:
         options.write_docs.write_text(page(report, STUDIES))
@@ -80,14 +80,19 @@ def measure_all(options: argparse.Namespace, report: dict[str, Any]) -> bool:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the process that measures
     torch.set_num_threads(options.threads)
     facts = machine_facts(allocator.choice() == "keep", options.quick)
-    failed = False
+    watch, failed = Watch(options), False
     for name in options.only or STUDIES:
         plan = STUDIES[name].plan(1 if options.quick else options.repeats, options.longest, options.quick)
         points = measure(name, STUDIES[name], plan)
-        report["parts"][name] = described(name, plan, points, options) | {"environment": facts}
+        reason, quiet = watch.judge()
+        found = described(name, plan, points, options) | {"environment": facts | quiet}
+        show(name, found)
+        failed = failed or reason is not None or any(point.status == "failed" for point in points)
+        if reason is not None:
+            print(f"{name} is not written: {reason}", file=sys.stderr, flush=True)
+            continue
+        report["parts"][name] = found
         report["parts"] = {known: report["parts"][known] for known in STUDIES if known in report["parts"]}
-        show(name, report["parts"][name])
-        failed = failed or any(point.status == "failed" for point in points)
         if options.json is not None:  # after every study: a run that is interrupted keeps what it has
             options.json.write_text(json.dumps(report, indent=1) + "\n")
     return failed
