@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := .peers
 
 # One torch thread per test process: processes that each start a thread per core slow one another down. With worksteal
 # each of the two has half of the files in one piece, which share their fixtures, and helps the other when it is done.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu nightly lint format docs bench bench-decode bench-loader bench-tables torture clean
+.PHONY: help demo test test-gpu nightly lint format docs bench bench-decode bench-loader bench-peers bench-tables torture clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,17 @@ bench-tables: $(INSTALLED) ## Measures docs/efficiency.md on an idle machine. On
 bench-loader: $(INSTALLED) ## Measures how fast batches are loaded, for docs/training.md, on an idle machine.
 	$(BIN)/python -m benchmarks.loader $(ONLY) --json docs/loader.json --write-docs docs/training.md
 
+bench-peers: $(PEERS)/.installed ## Measures other libraries beside ours, for docs/peers.md, on an idle machine.
+	$(PEERS)/bin/python -m benchmarks.peer $(ONLY) --json docs/peers.json --write-docs docs/peers.md
+
+# An environment of their own that sees the packages of the project's.
+$(PEERS)/.installed: $(INSTALLED)
+	$(BIN)/python -m venv $(PEERS)
+	$(BIN)/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
+	  > $$($(PEERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(PEERS)/bin/python -m pip install x-transformers local-attention performer-pytorch
+	touch $@
+
 torture: $(INSTALLED) ## Tries docs/reliability.md and docs/scale.md, which takes long. One part: ONLY="--only damage".
 	$(BIN)/python -m torture $(ONLY) --json docs/reliability.json --write-docs docs/reliability.md \
 	  --write-docs docs/scale.md
@@ -64,4 +76,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean: ## Removes .venv and everything that was built.
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -300,20 +300,22 @@ MARKER = "make bench-decode"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    parts = {name: PARTS[name] for name in options.only or PARTS}
+    parts = {name: PARTS[name] for name in options.only or PARTS if name in PARTS}
     if options.run is not None:
         parts["run"] = lambda effort: trained(options.run, options.source, options.references, effort)
     return run_parts(options, parts, TITLES, MARKER)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = measuring_parser(__doc__ or "", PARTS, repeats=5, budget=20.0)
+    parser = measuring_parser(__doc__ or "", [*PARTS, "run"], repeats=5, budget=20.0)
     parser.add_argument("--run", type=Path, help="folder of a trained translation model, to be measured as well")
     parser.add_argument("--source", type=Path, metavar="FILE", help="lines to translate with it, plain or .gz")
     parser.add_argument("--references", type=Path, metavar="FILE", help="their translations, for perplexity")
     options = parser.parse_args(arguments)
     if options.threads < 1 or options.repeats < 1:
         parser.error("--threads and --repeats must be at least 1")
+    if "run" in (options.only or ()) and options.run is None:
+        parser.error("--only run needs --run RUN")
     if options.run is not None and (options.source is None or options.references is None):
         parser.error("--run needs --source FILE and --references FILE")
     return options

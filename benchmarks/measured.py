@@ -12,6 +12,7 @@ import torch
 
 from subquad.compare.measure.checks import CheckFailedError
 from subquad.compare.measure.timing import Work, interleaved_seconds
+from subquad.compare.statistics.times import SpeedRatio
 from subquad.environment import environment
 from subquad.kernels import dispatch
 
@@ -45,6 +46,8 @@ class Result:
     reason: str | None = None
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     """By piece of work: median, min and max of the repeats, and how many there were."""
+    control: SpeedRatio | None = None
+    """How many times as fast as itself ours was, where it ran twice in every turn."""
 
     @property
     def verdict(self) -> str:
@@ -107,6 +110,11 @@ def summary(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float
 
 def milliseconds(seconds: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {f"{name} ms": one["median"] * 1e3 for name, one in seconds.items()}
+
+
+def interval(ratio: SpeedRatio) -> dict[str, float]:
+    """Columns beside a score; none for a single turn, which has no interval."""
+    return {"low": ratio.low, "high": ratio.high} if ratio.rounds > 1 else {}
 
 
 def expect_close(what: str, value: torch.Tensor, exact: torch.Tensor, tolerance: float) -> None:

@@ -1,13 +1,14 @@
 """Whether the machine is quiet enough for figures that go into the documentation.
 
 A run that writes docs is refused at the start when the machine's load is above 0.5. Before its first part and after
-every part a control is timed: two copies of the same work, in turns. A part whose controls did not come out equal is
-not written. Runs that write no docs are never refused; what their controls were stands beside their figures. Toy sizes
-have no control: their figures mean nothing, and say so.
+every part a control is timed: two copies of the same work, in turns. Where peers are compared, turns have controls of
+their own. A part whose controls did not all come out equal is not written. Runs that write no docs are never refused;
+what their controls were stands beside their figures. Toy sizes have no control: their figures mean nothing, and say so.
 """
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,12 +35,15 @@ class Watch:
             )
         self.last = None if options.quick else time_control()
 
-    def judge(self) -> tuple[str | None, dict[str, Any]]:
-        """Returns why the part that has just ended is not published, if so, and what is said beside its figures."""
+    def judge(self, own: Sequence[SpeedRatio] = ()) -> tuple[str | None, dict[str, Any]]:
+        """Returns why the part that has just ended is not published, if so, and what is said beside its figures.
+
+        own: controls inside the part.
+        """
         if self.last is None:
             return None, {}
-        controls = (self.last, time_control())
-        self.last = controls[1]
+        before, self.last = self.last, time_control()
+        controls = (before, self.last, *own)
         facts = {"load": round(self.load, 2), "control": describe(max(controls, key=_distance_from_equal))}
         if all(is_equal(control) for control in controls) or not self.publishes:
             return None, facts
@@ -67,6 +71,6 @@ def _distance_from_equal(control: SpeedRatio) -> float:
 
 def _product() -> Work:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2048, 256, generator=generator)
+    x = torch.randn(512, 256, generator=generator)
     weight = torch.randn(256, 256, generator=generator).requires_grad_()
     return lambda: torch.autograd.grad(torch.tanh(x @ weight).sum(), weight)

@@ -14,6 +14,7 @@ from benchmarks.page import described, filled, missed, numeric_columns, table
 from benchmarks.quiet import Watch
 from subquad.allocator import set_up_command
 from subquad.cli.output import print_table
+from subquad.compare.statistics.times import SpeedRatio
 
 Part = Callable[[Effort], Iterator[Result]]
 
@@ -31,7 +32,7 @@ def run_parts(options: argparse.Namespace, parts: Mapping[str, Part], titles: Ma
     for name, part in parts.items():
         lines = list(measure(name, part, QUICK if options.quick else Effort(options.budget, options.repeats)))
         show(name, lines, titles)
-        reason, quiet = watch.judge()
+        reason, quiet = watch.judge([SpeedRatio(**line["control"]) for line in lines if line["control"]])
         failed = failed or reason is not None or any(line["reason"] for line in lines)
         if reason is not None:
             print(f"{name} is not written: {reason}", file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ def set_machine(monkeypatch, load: float, *controls: SpeedRatio) -> None:
     monkeypatch.setattr(quiet, "time_control", lambda: left.pop(0))
 
 
-def part(effort: Effort):  # noqa: ARG001
+def part(effort: Effort):
     yield Result("t", {"case": "a"}, {"ms": 2.0}, 3.0)
 
 

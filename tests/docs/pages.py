@@ -58,6 +58,7 @@ SCRIPTS = {
     "examples/own_model.py": ["--steps", "2"],
     "examples/swap_vit.py": ["--epochs", "1", "--tune-epochs", "1"],
     "benchmarks.tables": ["--quick", "--threads", "1"],
+    "benchmarks.peer": ["--quick", "--threads", "1"],
 }
 TORTURE = ["--quick", "--kills", "1"]
 NOT_OURS = {"lm_eval"}
