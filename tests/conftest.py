@@ -6,7 +6,10 @@ import pytest
 
 from tests.preloaded import preloaded
 
-LONG = ("test_torture.py", "test_distributed.py", "test_interruption.py", "test_comparison.py", "test_export.py")
+LONG = (
+    "test_interpreted.py", "test_torture.py", "test_distributed.py", "test_interruption.py", "test_comparison.py",
+    "test_export.py",
+)  # fmt: skip
 """Files with the longest single tests."""
 
 

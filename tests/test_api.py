@@ -225,6 +225,7 @@ def test_the_command_line_and_python_train_the_same(here: Path, tmp_path: Path) 
 # ---------------------------------------------------------------------- examples
 
 
+@pytest.mark.usefixtures("preloaded_programs")
 def test_the_examples_of_the_docstrings_hold(here: Path, capfd) -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

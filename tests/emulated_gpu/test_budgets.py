@@ -45,19 +45,18 @@ BYTES_PER_UPDATE = 3200
 BYTES_PER_TOKEN = 16
 
 
-def test_budgets() -> None:
-    run_tests_on_emulated_gpu(__file__, "-k", "check_ and softmax")
-
-
 @pytest.mark.nightly
 def test_budgets_of_every_mechanism() -> None:
+    """test_gpu_tests.py has softmax in the suite."""
     run_tests_on_emulated_gpu(__file__, "-k", "check_")
 
 
 # ---------------------------------------------------------------------- on the device
 
 
-@pytest.fixture(params=MIXERS)
+@pytest.fixture(
+    params=["softmax", *(pytest.param(name, marks=pytest.mark.nightly) for name in MIXERS if name != "softmax")]
+)
 def mixer(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -9,13 +9,9 @@ from torch import Tensor
 
 from tests.emulated_gpu import memory
 from tests.emulated_gpu.counts import counted
-from tests.emulated_gpu.programs import needs_emulated_gpu, run_on_emulated_gpu, run_tests_on_emulated_gpu
+from tests.emulated_gpu.programs import needs_emulated_gpu, run_on_emulated_gpu
 
 pytestmark = needs_emulated_gpu
-
-
-def test_the_device() -> None:
-    run_tests_on_emulated_gpu(__file__, "-k", "check_")
 
 
 def test_a_report_names_lines_of_subquad(tmp_path: Path) -> None:

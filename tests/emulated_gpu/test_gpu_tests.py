@@ -1,4 +1,8 @@
-"""The tests for GPUs (tests/gpu) on the emulated one: a selection in the suite, all of them at night."""
+"""Tests on the emulated GPU: a selection in the suite, all of them at night.
+
+They are the tests for GPUs (tests/gpu) and the `check_` functions of other tests. Those of the suite share a process,
+since starting one takes longer than most of them.
+"""
 
 from pathlib import Path
 
@@ -8,14 +12,21 @@ from tests.emulated_gpu.programs import needs_emulated_gpu, run_tests_on_emulate
 
 pytestmark = needs_emulated_gpu
 
-GPU_TESTS = Path(__file__).parents[1] / "gpu"
+TESTS = Path(__file__).parents[1]
+GPU_TESTS = TESTS / "gpu"
 FILES = sorted(path.name for path in GPU_TESTS.glob("test_*.py"))
+TESTS = GPU_TESTS.parent
+CHECKS = (
+    TESTS / "emulated_gpu/test_device.py",
+    TESTS / "emulated_gpu/test_budgets.py",
+    TESTS / "train/test_waiting.py",
+)
 WITH_REFERENCE_KERNELS = ("test_commands.py", "test_training.py")
 """Triton's interpreter takes hours for what they compute."""
 
 
-def test_mechanisms() -> None:
-    run_tests_on_emulated_gpu(GPU_TESTS / "test_mixers.py", "-m", "gpu and not nightly")
+def test_mechanisms_and_checks() -> None:
+    run_tests_on_emulated_gpu(*CHECKS, GPU_TESTS / "test_mixers.py", "-m", "not nightly", "-k", "check_ or test_mixers")
 
 
 def test_commands_and_trainings() -> None:

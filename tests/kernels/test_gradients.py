@@ -17,7 +17,7 @@ RANDOM = {"dropout"}
 
 
 def implementations(operation: str) -> list[str]:
-    """Those that run here. gpu/test_gradients.py runs `check_gradients` for those of GPUs, in Triton's interpreter."""
+    """Those that run here. gpu/test_interpreted.py has those of GPUs."""
     found = importlib.util.find_spec(f"subquad.kernels.{operation}.cpu")
     return ["reference"] if found is None else ["reference", "cpu"]
 
@@ -69,17 +69,6 @@ def test_the_reference_in_half_precision(problem: Problem) -> None:
 
 def test_every_operation_has_problems() -> None:
     assert {problem.operation for problem in PROBLEMS} | RANDOM == set(dispatch.operations())
-
-
-def check_gradients() -> None:
-    """For GPU kernels; see gpu/test_gradients.py, and gpu/test_window_attention.py for more windows."""
-    problems = [p for p in PROBLEMS if importlib.util.find_spec(f"subquad.kernels.{p.operation}.gpu") is not None]
-    assert {problem.operation for problem in problems} >= {"conv", "scan", "window_attention"}
-    for problem in problems:
-        if problem.operation == "window_attention" and not problem.name.startswith(("one window", "causal, all")):
-            continue  # each window is a program, and the interpreter takes its time for each
-        exact = results(problem, "reference", torch.float64)
-        assert_near(results(problem, "gpu", torch.float32), exact, 1e-5)
 
 
 def test_log_scales_are_constants_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

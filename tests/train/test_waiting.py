@@ -18,7 +18,9 @@ BACKWARD = "backward"
 
 
 @needs_emulated_gpu
-def test_on_the_device() -> None:
+@pytest.mark.nightly
+def test_every_task() -> None:
+    """tests/emulated_gpu/test_gpu_tests.py runs what is not for the night."""
     run_tests_on_emulated_gpu(__file__, "-k", "check_")
 
 
@@ -39,9 +41,11 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "labelled text": lambda: shipped("listops", "data.options={min_length: 10, train: 64, valid: 8, test: 8}"),
     "recall": lambda: shipped("associative_recall"),
 }
+NIGHTLY = dict.fromkeys(("pairs", "masked text"), pytest.mark.nightly)
+"""Triton's interpreter takes seconds for each."""
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=NIGHTLY.get(name, ())) for name in RECIPES])
 def check_an_update_waits_once_and_after_its_backward_passes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

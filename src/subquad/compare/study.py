@@ -56,10 +56,11 @@ def study(
     recipe's own.
 
     >>> import subquad
-    >>> small = {"seeds": 1, "floors": False, "changes": ["train.updates=2"], "quiet": True}
-    >>> results = subquad.study("recipes/small/speeches.yaml", ["softmax"], out="runs/s", quality_lengths=[64], **small)
+    >>> small = {"seeds": 1, "floors": False, "rounds": [1], "quiet": True}
+    >>> small["changes"] = ["train.updates=2", "data.options.valid=8", "data.options.test=8"]
+    >>> results = subquad.study("recipes/small/associative_recall.yaml", ["softmax"], out="runs/recall", **small)
     >>> list(results)
-    ['speeches, 64 tokens']
+    ['associative_recall']
     """
     engine = build_executor(executor, executor_options) if isinstance(executor, str) else executor
     paths = [recipes] if isinstance(recipes, str | Path) else recipes

@@ -10,6 +10,7 @@ kernel has no rules for them: `dispatch.choose` then takes the reference. A back
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -31,6 +32,11 @@ def constant_when_compiled(function: Function) -> Function:
 def is_tracing() -> bool:
     """Whether operations are recorded by torch.compile or torch.export."""
     return torch.compiler.is_compiling()
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Within the block, what was given to torch.compile runs as it is written."""
+    return torch.compiler.set_stance("force_eager")
 
 
 def is_exporting() -> bool:

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from subquad.data.batches import BatchPlan, split_batches
 from subquad.data.loader import BatchLoader
+from subquad.kernels import tracing
 from subquad.mixers import Mixer
 from subquad.models import Model
 from subquad.nn.block import Block
@@ -283,7 +284,7 @@ def _leaves_parameters_unused(module: nn.Module, example: Callable[[], TensorBat
 def _trial_pass(module: nn.Module, example: Callable[[], TensorBatch]) -> Iterator[None]:
     """Within the block the gradients of a batch are there; afterwards there are none, and nothing was drawn."""
     before = torch_rng_state()
-    with torch.compiler.set_stance("force_eager"):
+    with tracing.uncompiled():
         module(example()).total.backward()
     yield
     set_rng_state(before)

@@ -5,34 +5,24 @@ run in a process of their own.
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.checks import run_checks
 from tools import cuda_guard
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
     pytest.mark.skipif(cuda_guard.why_unavailable() is not None, reason="needs a C++ compiler"),
 ]
-FOLDER = Path(__file__).parent
-
-
-def run_checks(marks: str) -> None:
-    found = ["-o", "python_files=counted_*.py", "-o", "python_functions=check_*", "-m", marks]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *found, str(FOLDER)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
-    result = subprocess.run(command, cwd=FOLDER.parents[2], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+WORDS = ("-o", "python_files=counted_*.py", Path(__file__).parent)
 
 
 def test_counts() -> None:
-    run_checks("not nightly")
+    run_checks(*WORDS)
 
 
 @pytest.mark.nightly
 def test_pages_have_what_is_counted() -> None:
-    run_checks("nightly")
+    run_checks(*WORDS, marks="nightly")

@@ -6,22 +6,15 @@ is the model.
 """
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+from tests.checks import run_checks
 
-FOLDER = Path(__file__).parent
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 
 def test_traffic_is_that_of_the_interpreter(tmp_path: Path) -> None:
-    found = ["-o", "python_files=traffic_*.py", "-o", "python_functions=check_*"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *found, str(FOLDER)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
-    environment |= {"TRITON_INTERPRET": "1", "SUBQUAD_KERNELS": "gpu", "TRITON_CACHE_DIR": str(tmp_path)}
-    result = subprocess.run(command, cwd=FOLDER.parents[2], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    variables = {"TRITON_INTERPRET": "1", "SUBQUAD_KERNELS": "gpu", "TRITON_CACHE_DIR": str(tmp_path)}
+    run_checks("-o", "python_files=traffic_*.py", Path(__file__).parent, **variables)

@@ -1,7 +1,5 @@
 """The Triton kernels of values and means of chunks, in the interpreter against float64, and as compilers see them."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,18 +9,9 @@ from subquad.kernels.chunk_values import chunk_means, chunk_values, reference
 from subquad.kernels.window_attention import Summaries, Windows, window_attention
 from subquad.mixers import build
 from tests.kernels.gpu.compiling import TARGETS, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton
 
 pytestmark = needs_triton
-
-
-def test_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path)
-
-
-@pytest.mark.nightly
-def test_more_sizes_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path, marks="nightly")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The Triton kernels of the tap convolution, in the interpreter against float64, and as compilers see them."""
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -9,21 +8,12 @@ import torch
 from torch import Tensor
 
 from tests.kernels.gpu.compiling import TARGETS, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks, tolerance_of
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, tolerance_of
 
 pytestmark = needs_triton
 
 KERNELS = (1, 3, 7, 31)
 MORE_KERNELS = (1, 2, 4, 5, 8, 12, 16, 17, 24, 33, 48, 63, 64)
-
-
-def test_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path)
-
-
-@pytest.mark.nightly
-def test_more_sizes_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path, marks="nightly")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The Triton kernel of the cross-entropy of words, in the interpreter against float64, and as compilers see it."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,15 +7,11 @@ import torch
 from torch import Tensor
 
 from tests.kernels.gpu.compiling import TARGETS, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks, tolerance_of
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, tolerance_of
 
 pytestmark = needs_triton
 
 PAD = 1
-
-
-def test_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path)
 
 
 @pytest.fixture
@@ -162,6 +157,7 @@ def check_what_is_asked_for_alone_is_computed(cross_entropy):
     assert not nll.requires_grad
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def check_it_is_a_sound_op(cross_entropy, dtype):
     inputs, target = problem((19, 5, 13), dtype)

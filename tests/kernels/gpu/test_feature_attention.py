@@ -1,7 +1,6 @@
 """The Triton kernels of linear attention through features, in the interpreter against float64, and compiled."""
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,22 +9,13 @@ from torch import Tensor
 
 from subquad.testing.precision import TOLERANCE
 from tests.kernels.gpu.compiling import TARGETS, Launch, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton
 from tests.kernels.test_feature_attention import EPS, by_definition
 
 pytestmark = needs_triton
 
 LEAST = 1e-2
 each_direction = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-
-
-def test_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path)
-
-
-@pytest.mark.nightly
-def test_more_sizes_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path, marks="nightly")
 
 
 @pytest.fixture
@@ -147,6 +137,7 @@ def check_nothing(gpu, causal):
     assert torch.equal(d_matrix, torch.zeros_like(matrix))
 
 
+@pytest.mark.nightly
 @each_direction
 def check_sound_op(gpu, causal):
     qkv, matrix = problem((2, 19, 1, 4, 3))

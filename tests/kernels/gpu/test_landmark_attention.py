@@ -1,6 +1,5 @@
 """The Triton kernels of landmark attention, in the interpreter against float64, and as compilers see them."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,21 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.kernels.gpu.compiling import TARGETS, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks, tolerance_of
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, tolerance_of
 
 pytestmark = needs_triton
 
 Sizes = tuple[int, int, int, int, int]
 """Batch, time, heads, landmarks, channels of a head."""
-
-
-def test_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path)
-
-
-@pytest.mark.nightly
-def test_more_sizes_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path, marks="nightly")
 
 
 def problem(sizes: Sizes, weighted: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -134,6 +124,7 @@ def check_views_are_read_in_place(poisoned, monkeypatch):
     assert torch.equal(attend(views, None), plain)
 
 
+@pytest.mark.nightly
 def check_a_sound_op(poisoned, monkeypatch):
     """For torch.library, torch.compile, second derivatives, no rows at all; and equal inputs give equal bits."""
     from subquad.kernels.landmark_attention import gpu

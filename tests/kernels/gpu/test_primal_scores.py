@@ -1,7 +1,6 @@
 """The Triton kernels of primal attention's scores, in the interpreter against float64, and compiled."""
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,20 +9,11 @@ from torch import Tensor
 
 from subquad.testing.precision import TOLERANCE
 from tests.kernels.gpu.compiling import TARGETS, Launch, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton
 
 pytestmark = needs_triton
 
 each_direction = pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
-
-
-def test_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path)
-
-
-@pytest.mark.nightly
-def test_more_sizes_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path, marks="nightly")
 
 
 @pytest.fixture
@@ -125,6 +115,7 @@ def check_nothing(gpu, causal):
     assert torch.equal(d_weights, torch.zeros_like(weights))
 
 
+@pytest.mark.nightly
 @each_direction
 def check_sound_op(gpu, causal):
     qk, weights = problem((2, 19, 1, 4, 3), causal)

@@ -1,7 +1,6 @@
 """The Triton kernels of the causal scan, in the interpreter against float64, and as compilers see them."""
 
 import importlib
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -9,19 +8,10 @@ import torch
 from torch import Tensor
 
 from tests.kernels.gpu.compiling import TARGETS, Launch, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, run_checks, tolerance_of
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, tolerance_of
 from tests.kernels.test_gradients import assert_log_scales_are_constants
 
 pytestmark = needs_triton
-
-
-def test_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path)
-
-
-@pytest.mark.nightly
-def test_more_sizes_against_float64(tmp_path: Path) -> None:
-    run_checks(__file__, tmp_path, marks="nightly")
 
 
 @pytest.fixture
@@ -119,6 +109,7 @@ def check_scan_in_parts_equals_one_pass(scan):
     assert_near(before, last.double(), 1e-6)
 
 
+@pytest.mark.nightly
 def check_scan_is_a_sound_op(scan):
     inputs = scan_inputs(19, 5, 3, 2.0)
     learned = [inputs[i].requires_grad_() for i in (0, 1, 2, 4)]
