@@ -296,3 +296,28 @@ def test_a_page_without_markers_is_refused() -> None:
         page.filled("nothing", {"parts": {}}, {})
     with pytest.raises(ValueError, match="no line"):
         page.filled(page.BEGIN.format(name="missed", command="make bench"), {"parts": {}}, {})
+
+
+# ---------------------------------------------------------------------- the originals' formulations
+
+
+@pytest.mark.parametrize("case", load("originals").CASES, ids=lambda case: case.subject)
+def test_formulations_of_the_originals_have_our_numbers(case) -> None:
+    """Output and all gradients in float64, with weights large enough that attention is far from uniform."""
+    originals, whole = load("originals"), load("whole")
+    mixer = whole.built(originals.subject_of(case), whole.QUICK_SIZES, 256)
+    with torch.no_grad():
+        for name, parameter in mixer.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(std=0.25)
+    originals.check_agreement(mixer, case.formulation, whole.tokens(2, 256, 32))
+
+
+def test_a_formulation_of_something_else_gets_no_time() -> None:
+    originals, whole, measured = load("originals"), load("whole"), load("measured")
+    (case,) = [case for case in originals.CASES if case.subject == "local"]
+    other = originals.Case("local", lambda mixer, x: case.formulation(mixer, x) * 1.001, 1.0)
+    mixer = whole.built(originals.subject_of(case), whole.QUICK_SIZES, 128)
+    (result,) = originals.beside_original(other, whole.tokens(1, 128, 32), mixer, measured.QUICK)
+    assert result.verdict == "no figure"
+    assert "output of the formulation is off" in result.reason
