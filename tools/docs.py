@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from subquad.interop.commands.efficient_attention_flags import ATTENTION, IMAGES
-from subquad.interop.commands.fairseq_flags import AVERAGING, GENERATION, MODEL, PREPARATION, TRAINING
-from subquad.interop.commands.flags import Flag
 from subquad.mixers import available
 from subquad.models.describe import TABLE_HEADERS, default_text, describe, table_row
+from subquad.original_names import ATTENTION, AVERAGING, GENERATION, IMAGES, MODEL, PREPARATION, TRAINING, Flag
 from tools.markdown import fill_between, markdown_table
 from tools.recipe_page import recipes_page
 

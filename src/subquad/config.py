@@ -9,16 +9,44 @@ from typing import Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from subquad.original_names import ATTENTION, PROGRAMS, VALUES, Flag, key
+
 MOST_SHOWN = 200
 
 
-def nearest(word: object, known: Iterable[object]) -> str:
+def nearest(word: object, known: Iterable[object], option: str = "") -> str:
     """Returns the end of a sentence about an unknown word: `; did you mean 'x'?` if one is close, else a full stop.
 
-    A key of YAML may be any value.
+    option: what the word is a value of; what an original program calls so is close whatever its spelling. A key of YAML
+    may be any value.
     """
-    close = difflib.get_close_matches(str(word), map(str, known), n=1, cutoff=0.5)
+    names = [str(one) for one in known]
+    if (ours := VALUES.get(option, {}).get(str(word))) in names:
+        return f"; did you mean {ours!r}?"
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else "."
+
+
+def find_flag(name: str) -> tuple[str, Flag] | None:
+    """Returns the program that has a flag, and what the flag is here. name: update_freq or --update-freq."""
+    flag = f"--{key(name).replace('_', '-')}"
+    return next(((program, flags[flag]) for program, flags in PROGRAMS.items() if flag in flags), None)
+
+
+def _meaning_of(name: str, known: Iterable[str] = ()) -> str | None:
+    """Returns what a name of an original program is here, as the end of a sentence about an unknown option.
+
+    known: the options that there are. A flag of a mechanism counts if the mechanism has the option.
+    """
+    known = set(known)
+    attention = ATTENTION.get(f"--{key(name).replace('_', '-')}")
+    if attention is not None and known & set(re.findall(r"\w+", attention.fields)):
+        return f"efficient-attention's {name} is {attention.fields} here"
+    found = find_flag(name)
+    if found is None:
+        return None
+    program, flag = found
+    return f"{program}'s {name} is {flag.fields} here" if flag.fields else f"{program}'s {name}: {flag.reason}"
 
 
 class Options(BaseModel):
@@ -29,9 +57,9 @@ class Options(BaseModel):
     @classmethod
     def parse(cls, owner: str, options: Mapping[str, Any]) -> Self:
         """Builds the config; mistakes become one ValueError that names `owner` and the option."""
-        for key in options:
-            if key not in cls.model_fields:
-                raise ValueError(unknown_option(owner, key, cls))
+        for name in options:
+            if name not in cls.model_fields:
+                raise ValueError(unknown_option(owner, name, cls))
         try:
             return cls(**options)
         except ValidationError as error:
@@ -67,35 +95,43 @@ class Choices:
 Tunable = Scale | Choices
 
 
-def unknown_option(owner: str, key: str, options: type[BaseModel]) -> str:
-    known, inside = options.model_fields, list(_places(key, options))
-    hint = f"; did you mean {' or '.join(inside)}?" if inside else nearest(key, known)
-    return f"{owner} has no option {key!r}{hint} Options: {', '.join(known)}."
+def unknown_option(owner: str, name: str, options: type[BaseModel]) -> str:
+    known, inside = options.model_fields, list(_places(name, options))
+    hint = f"; did you mean {' or '.join(inside)}?" if inside else option_hint(name, known)
+    return f"{owner} has no option {name!r}{hint} Options: {', '.join(known)}."
 
 
-def _places(key: str, options: type[BaseModel]) -> Iterator[str]:
+def option_hint(name: object, known: Iterable[str]) -> str:
+    """Returns the end of a sentence about an unknown option: what an original program means by it, or the nearest."""
+    known = list(known)
+    meaning = _meaning_of(str(name), known)
+    return nearest(name, known) if meaning is None else f"; {meaning}."
+
+
+def _places(wanted: str, options: type[BaseModel]) -> Iterator[str]:
     """Returns the places in the sections of a config that have an option of this name, such as `encoder.heads`."""
     for name, field in options.model_fields.items():
         either = get_origin(field.annotation) in (Union, UnionType)
         for part in get_args(field.annotation) if either else [field.annotation]:
             if isinstance(part, type) and issubclass(part, BaseModel):
-                own = [key] if key in part.model_fields else []
-                yield from (f"{name}.{place}" for place in [*own, *_places(key, part)])
+                own = [wanted] if wanted in part.model_fields else []
+                yield from (f"{name}.{place}" for place in [*own, *_places(wanted, part)])
 
 
 def _problem(options: type[BaseModel], item: Any) -> str:
     """Returns an error of pydantic in our words."""
     place = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        *path, key = item["loc"]
-        return unknown_option(".".join(map(str, path)), str(key), _model_at(options, path))
+        *path, name = item["loc"]
+        return unknown_option(".".join(map(str, path)), str(name), _model_at(options, path))
     message = item["msg"].removeprefix("Value error, ")
     if not place:
         return message
     if item["type"] == "value_error":
         return f"{place}: {message}"
     known = re.findall("'([^']*)'", item["ctx"]["expected"]) if item["type"] == "literal_error" else []
-    return f"{place}: {message} (got {_shown(item['input'])})" + nearest(item["input"], known).removesuffix(".")
+    option = place.rpartition(".")[2]
+    return f"{place}: {message} (got {_shown(item['input'])})" + nearest(item["input"], known, option).removesuffix(".")
 
 
 def _shown(value: Any) -> str:

@@ -254,7 +254,7 @@ def test_commands(tmp_path: Path, files) -> None:
 def test_unreadable_lines_and_a_header_are_said(tmp_path: Path) -> None:
     path = tmp_path / "pairs.csv"
     path.write_text('de,en\neins,one\n"zwei" und,two\n   ,three\nvier,four\n')
-    words = ["--train", path, "--tokenizer", "bytes"]
+    words = ["--train", str(path), "--tokenizer", "bytes"]
     with pytest.raises(ValueError, match=r"pairs.csv, line 3: not CSV"):
         call("prepare", tmp_path / "out", *words)
     printed = call("prepare", tmp_path / "out", *words, "--on-error", "skip")

@@ -192,6 +192,34 @@ def test_dotted_changes() -> None:
     assert recipe.data.mixing is not None
 
 
+def test_a_change_with_a_colon_replaces_a_whole_section() -> None:
+    path, folder = RECIPES["iwslt14_de_en_dynamicconv"], {"path": "data-bin/iwslt14", "languages": ["de", "en"]}
+    recipe = read_recipe(path, [f"data:={{fairseq: {folder}}}"])
+    assert recipe.data.model_dump(mode="json", exclude_defaults=True) == {"fairseq": folder}
+    assert recipe.train == read_recipe(path).train
+    recipe = read_recipe(path, ["data.tokenizer:={kind: bpe, vocab_size: 800}", "data.tokenizer.vocab_size=900"])
+    assert recipe.data.model_dump(exclude_defaults=True)["tokenizer"] == {"vocab_size": 900}
+    assert recipe.data.model_dump()["splits"] == read_recipe(path).data.model_dump()["splits"]
+    recipe = read_recipe(path, ["schedule:={kind: constant, lr: 0.5}"])
+    assert recipe.schedule.model_dump(exclude_defaults=True) == {"kind": "constant", "lr": 0.5}
+
+
+def test_what_cannot_be_merged_says_how_to_replace_it() -> None:
+    path = RECIPES["iwslt14_de_en_dynamicconv"]
+    for change, replacement in (
+        ("data.tokenizer.kind=bpe", "does not accept codes; it accepts vocab_size; data.tokenizer:={kind: bpe}"),
+        ("data.fairseq=data-bin", "data:={fairseq: ...} on a command line replaces the whole section"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(replacement)):
+            read_recipe(path, [change])
+
+
+def test_the_originals_name_of_a_pyramid_is_accepted() -> None:
+    assert preset("pvt_medium2") == preset("pvt_v2_b3")
+    recipe = read_recipe(RECIPES["imagenet_pvt_v2_b3_softmax"], ["model.preset=pvt_medium2"])
+    assert recipe.model_data({}) == read_recipe(RECIPES["imagenet_pvt_v2_b3_softmax"]).model_data({})
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -211,6 +239,17 @@ def test_dotted_changes() -> None:
         ("small/phrases", "data.folder=x", "give one of embedded, folder, splits and fairseq"),
         ("small/phrases", "data.repeated=3", "data.repeated has no meaning for task translation"),
         ("small/phrases", "schedule.period=3", "has no period"),
+        ("small/phrases", "update_freq=4", "fairseq's update_freq is train.accumulate here"),
+        ("small/phrases", "train.update_freq=4", "fairseq's update_freq is train.accumulate here"),
+        ("small/phrases", "train.ddp_backend=x", "train.sharded chooses the engine"),
+        ("small/phrases", "optim.clip_grad=1", "efficient-attention's clip_grad is optim.clip here"),
+        ("small/phrases", "training.epochs=4", "this is a config of crybot's program; `subquad recipes --from"),
+        ("small/phrases", "task=masked_lm", "did you mean 'masked-language-model'?"),
+        ("small/phrases", "schedule.kind=polynomial_decay", "did you mean 'linear'?"),
+        ("small/phrases", "model.encoder.mixer=causal_eva", "did you mean 'eva'?"),
+        ("small/phrases", "model.encoder.mixer={name: eva, adaptive: no-ln}", "did you mean 'linear'?"),
+        ("small/phrases", "model.encoder.mixer={name: eva, window_size: 8}", "window_size is window here"),
+        ("small/phrases", "model.encoder.mixer={name: lara, weights: mis-bh}", "did you mean 'bh'?"),
         ("small/cifar10_eva", "data.augment.crop=some", "data.augment.crop: "),
         ("small/cifar10_eva", "data.images.valid=x", "has one already"),
     ],

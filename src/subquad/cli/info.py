@@ -37,7 +37,9 @@ def info(
     from subquad.mixers import available
     from subquad.models import PRESETS
     from subquad.models.describe import describe, describe_preset
+    from subquad.models.presets import OTHER_NAMES
 
+    name = OTHER_NAMES.get(name, name) if name is not None else None
     if name not in [*available(), *PRESETS, None]:
         raise ValueError(_unknown(str(name), [*available(), *PRESETS]))
     if name not in PRESETS and (length, batch) != (None, None):

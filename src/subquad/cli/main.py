@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ from subquad.cli.train import train
 from subquad.cli.translate import translate
 from subquad.packages import PLUGINS, name_plugins, plugins
 from subquad.processes import INTERRUPTED, InterruptionError, error_line, printable
+
+LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
+"""The word that `python -m torch.distributed.launch` gives to every process; the environment says the same."""
 
 PluginOption = Annotated[
     list[str] | None,
@@ -120,7 +124,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if arguments is None:  # a program of its own, not a call within another
         warnings.formatwarning = _warning
-    words = [word for word in words if word != "--debug"] or ["--help"]
+    words = [word for word in words if word != "--debug" and not LOCAL_RANK.fullmatch(word)] or ["--help"]
     try:
         code = typer.main.get_command(app).main(words, prog_name="subquad", standalone_mode=False)
         sys.stdout.flush()
@@ -135,7 +139,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"subquad: {styled('error:', sys.stderr, fg='red', bold=True)} {_one_line(error)}", file=sys.stderr)
+        label = styled("error:", sys.stderr, fg="red", bold=True)
+        print(f"subquad: {label} {_one_line(error, words)}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
     if code == INTERRUPTED:
         print("subquad: interrupted", file=sys.stderr)
@@ -148,16 +153,36 @@ def _warning(message: Warning | str, category: type[Warning], *_place: Any, **_l
     return f"subquad: {styled('warning:', sys.stderr, fg='yellow', bold=True)} {kind}{printable(str(message))}\n"
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: Exception, words: Sequence[str]) -> str:
     if hasattr(error, "format_message"):  # a word that the command line does not know
-        return printable(" ".join(_usage(error).split()))
+        return printable(" ".join(_usage(error, words).split()))
     return error_line(error)
 
 
-def _usage(error: Any) -> str:
-    text = error.format_message().replace("Value error, ", "").rstrip(".")
-    context = getattr(error, "ctx", None)
-    return f"{text}; see `{context.command_path if context else 'subquad'} --help`"
+def _usage(error: Any, words: Sequence[str]) -> str:
+    meaning = _flag_meaning(str(getattr(error, "option_name", "")), words)
+    text = error.message if meaning else error.format_message().replace("Value error, ", "")
+    text, context = text.rstrip("."), getattr(error, "ctx", None)
+    return f"{text}{meaning}; see `{context.command_path if context else 'subquad'} --help`"
+
+
+def _flag_meaning(flag: str, words: Sequence[str]) -> str:
+    """What a flag of an original program is here: `--lr 0.001` is schedule.lr=0.001."""
+    from subquad.config import find_flag
+
+    found = find_flag(flag) if flag.startswith("--") else None
+    if found is None:
+        return ""
+    program, known = found
+    place = next((number for number, word in enumerate(words) if word.partition("=")[0] == flag), len(words))
+    _, equals, value = words[place].partition("=") if place < len(words) else ("", "", "")
+    if not equals and place + 1 < len(words) and not words[place + 1].startswith("--"):
+        value = words[place + 1]
+    if not known.fields:
+        return f"; {program}'s {flag}: {known.reason}"
+    is_field = re.fullmatch(r"\w+(\.\w+)+", known.fields) is not None
+    said = f"{known.fields}={value}" if is_field and value and not known.switch else known.fields
+    return f"; {program}'s {flag} is {said} here"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ def train(
     changes: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME=VALUE", help="Changes to the recipe, such as model.encoder.mixer=eva train.updates=100."
+            metavar="NAME=VALUE",
+            help="Changes to the recipe, such as model.encoder.mixer=eva train.updates=100. NAME:=VALUE replaces a "
+            "whole section, as in 'data:={fairseq: data-bin/iwslt14}'.",
         ),
     ] = None,
     out: Annotated[
@@ -58,6 +60,7 @@ def train(
     subquad train recipes/small/digits.yaml
     subquad train recipes/small/phrases.yaml model.encoder.mixer=eva --out runs/eva
     subquad train recipes/small/phrases.yaml train.updates=500 --dry-run
+    subquad train recipes/small/phrases.yaml 'data.tokenizer:={kind: bpe, vocab_size: 400}' --out runs/bpe
     subquad train --from 'fairseq-train data-bin/iwslt14 -a lightconv_iwslt_de_en --max-update 50000 --max-tokens 4000'
     subquad train runs/eva/recipe.yaml --out runs/eva train.updates=4000
     torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml train.accumulate=2 --out runs/two

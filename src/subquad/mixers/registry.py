@@ -80,7 +80,7 @@ def mixer_class(name: str) -> "type[Mixer]":
     if name not in _REGISTRY:
         known = available()
         raise ValueError(
-            f"no mechanism is called {name!r}{nearest(name, known)} Mechanisms: {', '.join(known)}. "
+            f"no mechanism is called {name!r}{nearest(name, known, 'mixer')} Mechanisms: {', '.join(known)}. "
             "One of another package needs that package installed, or its module named with --plugin."
         )
     return _REGISTRY[name]

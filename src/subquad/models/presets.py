@@ -203,8 +203,13 @@ PRESETS: dict[str, Data] = {
 }
 
 
+OTHER_NAMES = {"pvt_medium2": "pvt_v2_b3"}
+"""Names that the original programs have for presets, where they are others."""
+
+
 def preset(name: str, changes: Mapping[str, Any] | None = None) -> Data:
-    """Returns the config of a preset with changes."""
+    """Returns the config of a preset with changes. name: the preset's own, or that of an original program."""
+    name = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no preset is called {name!r}{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
     return merge_options(PRESETS[name], changes or {})

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from subquad.config import Options, nearest
+from subquad.config import Options, option_hint
 from subquad.mixers import Mixer, State, build, mixer_class
 from subquad.mixers.layout import Padding
 from subquad.mixers.registry import refuse
@@ -84,7 +84,7 @@ class MixerChoice(BaseModel):
         known = {option for name in names for option in mixer_class(name).Config.model_fields}
         for option, value in self.options.items():
             if option not in known:
-                hint = f"{nearest(option, known)} Options: {', '.join(sorted(known))}."
+                hint = f"{option_hint(option, known)} Options: {', '.join(sorted(known))}."
                 raise ValueError(f"mixer {self.name!r} has no option {option!r}{hint}")
             if isinstance(value, list | tuple) and len(value) not in (1, layers):
                 raise ValueError(f"mixer option {option} has {len(value)} values; the stack has {layers} layers")

@@ -325,7 +325,7 @@ def task_class(name: str) -> type[Task]:
     """The task of this name; an unknown one is a ValueError with the nearest known name."""
     known = available_tasks()
     if name not in known:
-        raise ValueError(f"there is no task {name!r}{nearest(name, known)} Tasks: {', '.join(known)}.")
+        raise ValueError(f"there is no task {name!r}{nearest(name, known, 'task')} Tasks: {', '.join(known)}.")
     return _TASKS[name]
 
 

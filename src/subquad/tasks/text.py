@@ -72,7 +72,8 @@ class TextData(DataConfig):
         given = [name for name in ALTERNATIVES if getattr(self, name)]
         if len(given) != 1:
             got = ", ".join(given) or "none"
-            raise ValueError(f"give one of embedded, folder, splits and fairseq (got {got})")
+            whole = f"; data:={{{given[-1]}: ...}} on a command line replaces the whole section" if given else ""
+            raise ValueError(f"give one of embedded, folder, splits and fairseq (got {got}){whole}")
         configs = list(self.tokenizer_configs().values())
         if self.fairseq is not None and configs != [TokenizerConfig()]:
             raise ValueError("the dictionaries of data.fairseq are its tokenizers; leave tokenizer out")
@@ -145,7 +146,7 @@ class TextData(DataConfig):
             splits = TextDataConfig.parse(
                 "data", {"sample_kind": self.sample_kind, "splits": {split: str(path) for split, path in files.items()}}
             ).splits
-        options = {"sample_kind": self.sample_kind, "splits": splits, "max_length": self.longest}
+        options: dict[str, Any] = {"sample_kind": self.sample_kind, "splits": splits, "max_length": self.longest}
         options |= {"on_error": self.on_error, **self.tokenizer_configs()}
         return prepare_text(TextDataConfig.parse("data", options), cache, report=report)
 

@@ -101,7 +101,8 @@ class Recipe(Options):
             return super().parse(owner, options)
         known = available_tasks()
         if name not in known:
-            raise ValueError(f"{owner}: task: there is no {name!r}{nearest(name, known)} Tasks: {', '.join(known)}.")
+            near = nearest(name, known, "task")
+            raise ValueError(f"{owner}: task: there is no {name!r}{near} Tasks: {', '.join(known)}.")
         _check_data_options(owner, name, options.get("data"))
         return recipe_class(name).parse(owner, options)  # type: ignore[return-value]
 
@@ -150,7 +151,11 @@ def _check_data_options(owner: str, task: str, data: Any) -> None:
 
 
 Changes = Sequence[str | Mapping[str, Any]]
-"""Changes to a recipe: words such as "train.updates=100", or mappings such as {"train": {"updates": 100}}."""
+"""Changes to a recipe: words such as "train.updates=100", or mappings such as {"train": {"updates": 100}}.
+
+Mappings are merged into what the recipe says. The word "data:={fairseq: data-bin}" replaces a whole section, or a part
+of one, as in "data.tokenizer:={kind: bpe}".
+"""
 
 
 def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Changes = ()) -> Recipe:
@@ -160,7 +165,7 @@ def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Chan
     else:
         owner, data = "recipe", recipe.model_dump() if isinstance(recipe, Recipe) else dict(recipe)
     for change in changes:
-        data = merge_options(data, _change(change) if isinstance(change, str) else change)
+        data = _apply_word(data, change) if isinstance(change, str) else merge_options(data, change)
     return Recipe.parse(owner, data)
 
 
@@ -177,19 +182,38 @@ def _read_file(path: Path) -> dict[str, Any]:
     return data
 
 
-def _change(text: str) -> dict[str, Any]:
-    """Returns {"a": {"b": c}} for the text `a.b=c`, where c is read as YAML."""
-    key, equals, value = text.partition("=")
-    names = key.strip().split(".")
+def changed_names(text: str) -> list[str]:
+    """Returns ["a", "b"] for the change `a.b=c` or `a.b:=c`."""
+    key, equals, _ = text.partition("=")
+    names = key.strip().removesuffix(":").split(".")
     if not equals or not all(names):
-        raise ValueError(f"{text!r} is not a change to the recipe; write NAME=VALUE, such as train.updates=100")
+        raise ValueError(
+            f"{text!r} is not a change to the recipe; write NAME=VALUE, such as train.updates=100, or NAME:=VALUE to "
+            "replace a whole section"
+        )
+    return names
+
+
+def _apply_word(data: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Returns a recipe with the change `a.b=c`, which is merged, or `a.b:=c`, which replaces; c is read as YAML."""
+    names, (key, _, value) = changed_names(text), text.partition("=")
     try:
         change: Any = parse_yaml(value)
     except ValueError:
         raise ValueError(f"{text!r}: the value is not YAML") from None
+    if key.rstrip().endswith(":"):
+        return _replace(data, names, change)
     for name in reversed(names):
         change = {name: change}
-    return change
+    return merge_options(data, change)
+
+
+def _replace(data: Mapping[str, Any], names: Sequence[str], value: Any) -> dict[str, Any]:
+    first, *rest = names
+    if not rest:
+        return {**data, first: value}
+    inner = data.get(first)
+    return {**data, first: _replace(inner if isinstance(inner, Mapping) else {}, rest, value)}
 
 
 # ---------------------------------------------------------------------- where the mechanisms of a run came from

@@ -41,7 +41,7 @@ from subquad.tasks.sample_shards import STEPS, SampleShards
 from subquad.train.agreement import PATIENCE, share_files
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, expected_workers, join, leave
-from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
+from subquad.train.recipe import ENVIRONMENT, Recipe, changed_names, describe_origins, read_recipe
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import EndsEarly, Trainer
 
@@ -247,7 +247,7 @@ def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence
     folder = Path(folder)
     check_run(folder)
     for change in changes:
-        if change.partition("=")[0].partition(".")[0] not in USAGE_FIELDS:
+        if changed_names(change)[0] not in USAGE_FIELDS:
             raise ValueError(f"{change}: the model is trained; only options of {' and '.join(USAGE_FIELDS)} can change")
     recipe = read_recipe(folder / RECIPE, changes)
     if not (folder / INPUTS).is_file():

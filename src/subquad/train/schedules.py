@@ -62,7 +62,10 @@ class ScheduleConfig(Options):
             known = name in USED[self.kind] or name in ("kind", "lr", "stop_lr")
             if not known and getattr(self, name) != field.default:
                 kinds = [kind for kind, used in USED.items() if name in used]
-                raise ValueError(f"a schedule of kind {self.kind} has no {name}; of kind {' or '.join(kinds)} it has")
+                whole = f"schedule:={{kind: {self.kind}, ...}} on a command line replaces the whole section"
+                raise ValueError(
+                    f"a schedule of kind {self.kind} has no {name}; of kind {' or '.join(kinds)} it has; {whole}"
+                )
         if self.kind == "inverse-sqrt" and self.warmup_updates == 0:
             raise ValueError("a schedule of kind inverse-sqrt needs warmup_updates: its curve starts from them")
         if self.min_lr > self.lr:

@@ -213,7 +213,8 @@ class TokenizerConfig(Options):
         accepted = self._accepted()
         if wrong := sorted(self.model_fields_set - accepted - {"kind"} - self._defaults()):
             options = f"it accepts {', '.join(sorted(accepted))}" if accepted else "it has no options"
-            raise ValueError(f"tokenizer {self.kind} does not accept {wrong[0]}; {options}")
+            whole = f"data.tokenizer:={{kind: {self.kind}}} on a command line replaces all of another kind's"
+            raise ValueError(f"tokenizer {self.kind} does not accept {wrong[0]}; {options}; {whole}")
         if self.path is None and accepted & {"path"}:
             raise ValueError(f"tokenizer {self.kind} needs the option path")
         for role in (*self.special_tokens, *self.special_ids):

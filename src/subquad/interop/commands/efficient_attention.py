@@ -9,13 +9,14 @@ import torch
 from subquad.config import nearest
 from subquad.interop.checkpoints.efficient_attention.mixers import build_mixer
 from subquad.interop.commands.conversion import RECIPE, Conversion
-from subquad.interop.commands.efficient_attention_flags import ATTENTION, CONTEXT_WINDOWS, DATASETS, DECODING, IMAGES
-from subquad.interop.commands.fairseq_flags import MODEL, TRAINING
+from subquad.interop.commands.efficient_attention_flags import CONTEXT_WINDOWS, DATASETS, DECODING
 from subquad.interop.commands.fairseq_tools import checkpoint_words
 from subquad.interop.commands.fairseq_train import convert_arguments, run_folder
-from subquad.interop.commands.flags import Arguments, Flag, key, read_arguments
+from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
 from subquad.models import PRESETS
+from subquad.models.presets import OTHER_NAMES
+from subquad.original_names import ATTENTION, IMAGES, MODEL, TRAINING, Flag, key
 
 Data = dict[str, Any]
 
@@ -33,8 +34,6 @@ LAYERS: dict[str, Data] = {
     "16layers": {"decoder_layers": 16},
     "32layers": {"decoder_layers": 32, "decoder_layerdrop": 0.2},
 }
-PYRAMIDS = {"pvt_medium2": "pvt_v2_b3"}
-"""Models whose preset has another name."""
 PROCESSES = 8
 """The script divides this by the number of GPUs to get --update-freq."""
 
@@ -178,11 +177,12 @@ def convert_images(invocation: Invocation) -> Conversion:
     """Converts main.py of the folder vit."""
     arguments = read_arguments(invocation.words, IMAGES | ATTENTION, "main.py")
     given = str(arguments.get("model", "evit_tiny_p16"))
-    name = PYRAMIDS.get(given, given)
+    name = OTHER_NAMES.get(given, given)
     if name not in PRESETS or PRESETS[name]["kind"] not in ("vision", "pyramid"):
         known = [preset for preset, data in PRESETS.items() if data["kind"] in ("vision", "pyramid")]
         raise ValueError(
-            f"main.py: no preset is the model {given!r}{nearest(given, [*known, *PYRAMIDS])} Known: {', '.join(known)}."
+            f"main.py: no preset is the model {given!r}{nearest(given, [*known, *OTHER_NAMES])} Known: "
+            f"{', '.join(known)}."
         )
     batch, epochs = int(arguments.get("batch_size", 64)), int(arguments.get("epochs", 300))
     attention = str(arguments.get("attn_name", "softmax"))
@@ -196,7 +196,7 @@ def convert_images(invocation: Invocation) -> Conversion:
             "betas": [0.9, 0.999],
             "weight_decay": float(arguments.get("weight_decay", 0.05)),
             "decay_vectors": False,
-            **({} if name in PYRAMIDS.values() else {"no_decay": ["positions"]}),
+            **({} if name in OTHER_NAMES.values() else {"no_decay": ["positions"]}),
             "clip": float(arguments.get("clip_grad", 0.0)),
         },
         "schedule": {
@@ -247,7 +247,7 @@ def _image_data(arguments: Arguments) -> Data:
 
 def _image_model(name: str, mixer: Data, arguments: Arguments) -> Data:
     drop_path = float(arguments.get("drop_path_rate", 0.1))
-    if name not in PYRAMIDS.values():
+    if name not in OTHER_NAMES.values():
         encoder = {} if drop_path == PRESETS[name]["encoder"]["drop_path"] else {"drop_path": drop_path}
         return {"preset": name, "encoder": {**encoder, "mixer": mixer}}
     stages = [dict(stage) for stage in PRESETS[name]["stages"]]
@@ -265,6 +265,6 @@ def _image_origins(arguments: Arguments, preset: str) -> dict[str, str]:
     found.pop("model.encoder.mixer.name", None)
     names = {"attn_name", *map(key, ATTENTION)}
     mixers = [given.words for name, given in arguments.values.items() if name in names]
-    if preset not in PYRAMIDS.values():
+    if preset not in OTHER_NAMES.values():
         found["model.encoder.mixer"] = " ".join(mixers)
     return found

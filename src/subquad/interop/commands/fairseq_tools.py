@@ -5,10 +5,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from subquad.interop.commands.conversion import RECIPE, Conversion
-from subquad.interop.commands.fairseq_flags import AVERAGING, GENERATION, PREPARATION
 from subquad.interop.commands.fairseq_train import run_folder
-from subquad.interop.commands.flags import Arguments, Flag, key, read_arguments
+from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
+from subquad.original_names import AVERAGING, GENERATION, PREPARATION, Flag, key
 
 DECODING = {
     name: flag.fields.removeprefix("decode.")

@@ -7,10 +7,10 @@ from typing import Any
 
 from subquad.interop.checkpoints.fairseq.settings import recipe_sections
 from subquad.interop.commands.conversion import RECIPE, Conversion
-from subquad.interop.commands.fairseq_flags import MODEL, TRAINING
 from subquad.interop.commands.fairseq_model import ModelFlags
-from subquad.interop.commands.flags import Arguments, key, read_arguments
+from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
+from subquad.original_names import MODEL, TRAINING, key
 from subquad.train.optim import OptimConfig
 
 TASKS = {

@@ -4,23 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-
-class Flag(NamedTuple):
-    """A flag of an original program.
-
-    fields: the fields of a recipe, or the options of a command here, that it sets; none: see `reason`. switch: whether
-    it stands without a value. short: its short form. reason: why it has no counterpart, as the end of "because".
-    """
-
-    fields: str = ""
-    switch: bool = False
-    short: str = ""
-    reason: str = ""
-
-
-def key(flag: str) -> str:
-    """The name under which a flag's value is kept: max_update for --max-update."""
-    return flag.removeprefix("--").replace("-", "_")
+from subquad.original_names import Flag, key
 
 
 class Given(NamedTuple):

@@ -7,9 +7,10 @@ from typing import Any
 
 from subquad.files import read_yaml
 from subquad.interop.commands.conversion import RECIPE, Conversion
-from subquad.interop.commands.flags import Arguments, Flag, read_arguments
+from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
 from subquad.models import PRESETS
+from subquad.original_names import Flag
 
 Data = dict[str, Any]
 FLAGS = {"--config": Flag("the recipe"), "--checkpoint": Flag("RUN of `subquad evaluate`")}

@@ -14,9 +14,9 @@ from subquad.interop.checkpoints.weight_map import (
     map_stacked,
 )
 from subquad.mixers import Mixer, build
+from subquad.original_names import VALUES
 
-_ADAPTIVE = {"default": "norm", "qk": "norm", "no-ln": "linear", "none": "none"}
-_SCHEME = {"default": "redrawn", "fixed": "fixed", "learnable": "learnable"}
+_ADAPTIVE, _SCHEME = VALUES["adaptive"], VALUES["projection"]
 _RA_PROPOSAL = {0: "mean", -1: "softmax"}
 _MATRIX_FREE = ("dpfp", "mlp-fourier", "relu-only", "sigmoid-only")
 

@@ -1,6 +1,30 @@
-"""The flags of fairseq's programs, and what each is here. docs/migrating/fairseq.md shows these tables."""
+"""The flags and words of the original programs, and what each is here.
 
-from subquad.interop.commands.flags import Flag
+`interop/commands` converts command lines by these tables, docs/migrating shows them, and messages about unknown options
+and values suggest by them before they suggest by spelling.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Flag(NamedTuple):
+    """A flag of an original program.
+
+    fields: the fields of a recipe, or the options of a command here, that it sets; none: see `reason`. switch: whether
+    it stands without a value. short: its short form. reason: why it has no counterpart, as the end of "because".
+    """
+
+    fields: str = ""
+    switch: bool = False
+    short: str = ""
+    reason: str = ""
+
+
+def key(flag: str) -> str:
+    """The name under which a flag's value is kept: max_update for --max-update."""
+    return flag.removeprefix("--").replace("-", "_")
+
 
 ENGINE = "train.sharded chooses the engine of several processes"
 SHOWN = "progress and metrics.jsonl are always there"
@@ -10,6 +34,10 @@ VALIDATED = "validation computes the loss; `subquad evaluate` computes BLEU"
 SAVED = "checkpoints are saved at every validation, and `checkpoints` says which are kept"
 RESTORED = "the same command goes on with a run; no run begins with another one's weights"
 UNUSED = "no architecture here has it"
+LINFORMER_CONFIG = (
+    "this is a config of crybot's program; `subquad recipes --from './run.sh src/train_my.py --config FILE.yaml'` "
+    "makes a recipe of it"
+)
 
 TRAINING = {
     "--task": Flag("task"),
@@ -210,3 +238,97 @@ PREPARATION = {
     "--bpe": Flag(reason="data.tokenizer says how text is split"),
 }
 """fairseq-preprocess."""
+
+TIMM = "timm's optimiser and schedule are always those of its DeiT recipe"
+ATTENTION = {
+    "--window-size": Flag("window"),
+    "--overlap-window": Flag("overlap", switch=True),
+    "--attn-2d": Flag("dims: 2", switch=True),
+    "--use-rpe": Flag("relative: table", switch=True),
+    "--use-t5-rpe": Flag("relative: t5", switch=True),
+    "--num-landmarks": Flag("landmarks"),
+    "--num-chunks": Flag("landmarks"),
+    "--chunk-size": Flag("chunk_size"),
+    "--causal": Flag("causal, which follows from the decoder", switch=True),
+    "--adaptive-proj": Flag("adaptive"),
+    "--proposal-gen": Flag("proposal, landmark_mixing"),
+    "--pool-module-type": Flag("pool_proj"),
+    "--mis-type": Flag("weights"),
+    "--alpha-coeff": Flag("alpha"),
+    "--use-antithetics": Flag("num_samples: antithetic", switch=True),
+    "--use-multisample": Flag("num_samples: multi", switch=True),
+    "--approx-attn-dim": Flag("features"),
+    "--proj-method": Flag("feature_map"),
+    "--cos-weighting": Flag("cosine", switch=True),
+    "--sample-scheme": Flag("projection"),
+    "--num-samples": Flag("proposal"),
+    "--fp32": Flag(reason="logits and sums are in float32 anyway", switch=True),
+}
+"""The flags of mechanisms; those of language tasks begin with --encoder-attn- or --decoder-attn-."""
+IMAGES = {
+    "--attn-name": Flag("model.encoder.mixer.name"),
+    "--model": Flag("model.preset"),
+    "--data-path": Flag("data.images"),
+    "--data-set": Flag("data.images"),
+    "--output-dir": Flag("--out"),
+    "--input-size": Flag("data.augment.size"),
+    "--batch-size": Flag("train.budget.max_sentences"),
+    "--epochs": Flag("train.epochs"),
+    "--lr": Flag("schedule.lr"),
+    "--min-lr": Flag("schedule.min_lr"),
+    "--warmup-lr": Flag("schedule.warmup_init"),
+    "--warmup-epochs": Flag("schedule.warmup_epochs"),
+    "--weight-decay": Flag("optim.weight_decay"),
+    "--clip-grad": Flag("optim.clip"),
+    "--drop-path-rate": Flag("drop_path of model.encoder, or of a pyramid"),
+    "--smoothing": Flag("data.mixing.smoothing"),
+    "--mixup": Flag("data.mixing.mixup"),
+    "--cutmix": Flag("data.mixing.cutmix"),
+    "--mixup-switch-prob": Flag("data.mixing.switch"),
+    "--aa": Flag("data.augment.randaugment"),
+    "--reprob": Flag("data.augment.erase"),
+    "--repeated-aug": Flag("data.repeated", switch=True),
+    "--seed": Flag("train.seed"),
+    "--num-workers": Flag("train.data_workers"),
+    "--resume": Flag("--out, which goes on with a run"),
+    "--dist-eval": Flag(reason="processes always share an evaluation", switch=True),
+    "--opt": Flag(reason=TIMM),
+    "--sched": Flag(reason=TIMM),
+    "--eval": Flag(reason="`subquad evaluate RUN --split valid` does it", switch=True),
+    "--pin-mem": Flag(reason="batches are pinned where there is a GPU", switch=True),
+    "--color-jitter": Flag(reason="timm leaves it out beside RandAugment"),
+}
+"""main.py of the folder vit."""
+
+CONFIGS = {
+    "training": Flag(reason=LINFORMER_CONFIG),
+    "dataset": Flag(reason=LINFORMER_CONFIG),
+    "learning_rate": Flag("schedule.lr"),
+    "lr_scheduler": Flag("schedule"),
+    "warmup_steps": Flag("schedule.warmup_updates"),
+    "cosine_tmax": Flag("schedule.epochs"),
+    "n_layers": Flag("layers of model.encoder and model.decoder"),
+    "n_heads": Flag("heads of model.encoder and model.decoder"),
+    "mlp_dim": Flag("ffn_dim of model.encoder and model.decoder"),
+    "k": Flag("proj_k of a linformer mixer"),
+}
+"""The names in the configs of crybot/linformer."""
+
+VALUES: dict[str, dict[str, str]] = {
+    "task": {"language_modeling": "language-model", "masked_lm": "masked-language-model"},
+    "mixer": {"causal_eva": "eva", "lightweight": "lightconv", "dynamic": "dynamicconv", "rfa": "performer"},
+    "adaptive": {"default": "norm", "qk": "norm", "no-ln": "linear", "none": "none"},
+    "projection": {"default": "redrawn", "fixed": "fixed", "learnable": "learnable"},
+    "weights": {"mis-opt": "opt", "mis-bh": "bh", "mis-biased": "biased"},
+    "proposal": {"adaptive-1d": "adaptive", "pool-mixed": "pool", "no-param-pool": "plain-pool"},
+    "kind": {"inverse_sqrt": "inverse-sqrt", "polynomial_decay": "linear", "fixed": "constant"},
+    "precision": {"fp16": "float16", "amp": "float16", "bf16": "bfloat16", "fp32": "float32"},
+}
+"""The originals' values of options, by the name of the option here."""
+
+PROGRAMS: dict[str, Mapping[str, Flag]] = {
+    "fairseq": {**GENERATION, **MODEL, **TRAINING},
+    "efficient-attention": IMAGES,
+    "crybot/linformer": {f"--{name.replace('_', '-')}": flag for name, flag in CONFIGS.items()},
+}
+"""The flags of each program; one that several have is the first one's."""
