@@ -1,4 +1,4 @@
-"""Attention as the original programs compute it, in plain torch: whole sequences, windows and chunks in copies.
+"""Attention as the original programs compute it, in plain torch: views of windows and chunks, and einsum.
 
 A formulation takes the weights of our mixer, and asks for the same draws; it keeps all logits, and builds the masks
 that the originals build, also where nothing is masked. Lengths are multiples of the window. q, k, v are
@@ -30,9 +30,13 @@ def merge(mixer: Any, y: Tensor) -> Tensor:
 
 
 def gather(t: Tensor, size: int, back: int = 0, ahead: int = 0, fill: float = 0.0) -> Tensor:
-    """Copies of windows (..., groups, back + size + ahead, d) of t (..., time, d), with `fill` outside."""
-    reached = F.pad(t, (0, 0, back, ahead), value=fill)
-    return reached.unfold(-2, back + size + ahead, size).transpose(-1, -2).contiguous()
+    """Windows (..., groups, back + size + ahead, d) of t (..., time, d), with `fill` outside: views that overlap.
+
+    Products with them make copies.
+    """
+    if back or ahead:
+        t = F.pad(t, (0, 0, back, ahead), value=fill)
+    return t.unfold(-2, back + size + ahead, size).transpose(-1, -2)
 
 
 def outside(x: Tensor, size: int, back: int = 0, ahead: int = 0) -> Tensor:
@@ -43,7 +47,7 @@ def outside(x: Tensor, size: int, back: int = 0, ahead: int = 0) -> Tensor:
 
 def phi(w: Tensor, t: Tensor, scale: float) -> Tensor:
     """(..., c, d), (..., n, d) -> (..., c, n)."""
-    return torch.einsum("...cd,...nd->...cn", scale * w, t) - scale / 2 * t.square().sum(-1).unsqueeze(-2)
+    return torch.einsum("...cd,...nd->...cn", w, scale * t) - scale / 2 * t.square().sum(-1).unsqueeze(-2)
 
 
 # ---------------------------------------------------------------------- formulations
@@ -61,12 +65,13 @@ def local(mixer: Any, x: Tensor) -> Tensor:
 
 def chunk_summaries(mixer: Any, q: Tensor, k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """k~ and beta of chunks that lie side by side, each (batch, heads, chunks, d)."""
-    q, k, v = gather(q, size), gather(k, size), gather(v, size)
+    padding = gather(q.new_zeros(q.shape[0], 1, q.shape[2], 1), size).bool()
+    q, k, v = (gather(t, size).masked_fill(padding, 0.0) for t in (q, k, v))
     k_mean, q_mean = mixer.k_map(k.mean(-2)), mixer.q_map(q.mean(-2))
     mu = q_mean + k_mean if mixer.config.is_decoder else (q_mean + k_mean) / 2
     omega = mu + noise.normal(mu.shape, mu)
-    weights = phi(omega.unsqueeze(-2), k, mixer.scale).softmax(-1)
-    return k_mean, (weights @ v).squeeze(-2)
+    logits = phi(omega.unsqueeze(-2), k, mixer.scale).masked_fill(padding.transpose(-1, -2), MASKED)
+    return k_mean, torch.einsum("bhcj,bhcjd->bhcd", logits.squeeze(-2).softmax(-1), v)
 
 
 def eva(mixer: Any, x: Tensor) -> Tensor:
@@ -131,6 +136,11 @@ def features(mixer: Any, t: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.einsum("bhnd,hmd->bhnm", t, matrix), t.square().sum(-1, keepdim=True) / 2
 
 
+def keep_all(k: Tensor) -> Tensor:
+    """Features of keys with those of padding set to zero, of which there is none."""
+    return k.masked_fill(torch.zeros(k.shape[0], 1, k.shape[2], 1, dtype=torch.bool), 0.0)
+
+
 def performer(mixer: Any, x: Tensor) -> Tensor:
     """Features of all queries and keys, then their products."""
     matrix, root = mixer.projection(), mixer.config.features**-0.5
@@ -138,6 +148,7 @@ def performer(mixer: Any, x: Tensor) -> Tensor:
     (q, q_norm), (k, k_norm) = features(mixer, q, matrix), features(mixer, k, matrix)
     q = root * (q - q_norm - q.detach().amax(-1, keepdim=True)).exp() + 1e-4
     k = root * (k - k_norm - k.detach().amax((-2, -1), keepdim=True)).exp() + 1e-4
+    k = keep_all(k)
     sums = torch.einsum("bhnm,bhnd->bhmd", k, v)
     total = torch.einsum("bhnm,bhm->bhn", q, k.sum(-2)).clamp(min=1e-2)
     return merge(mixer, torch.einsum("bhnm,bhmd->bhnd", q, sums) / total.unsqueeze(-1))
