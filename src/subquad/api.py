@@ -27,11 +27,12 @@ from subquad.compare.executors.base import Executor
 from subquad.compare.matching import Match
 from subquad.compare.statistics.times import LOOKS
 from subquad.compare.study import study
-from subquad.evaluate.report import EvaluationReport
+from subquad.evaluate.report import EvaluationReport, evaluation_path
 from subquad.evaluate.significance import RESAMPLES
 from subquad.models.costs import estimate_costs
 from subquad.progress import Progress, TrainingProgress
 from subquad.run import Run
+from subquad.tasks.base import EvaluationOptions
 from subquad.train import checkpoint as stored
 from subquad.train.profiler import Profile, profile_updates
 from subquad.train.recipe import Recipe, read_recipe
@@ -234,6 +235,7 @@ def evaluate(
     split: str = "test",
     checkpoint: str = "best",
     context_window: int = 0,
+    first: int | None = None,
     against: str | Path | None = None,
     resamples: int = RESAMPLES,
     out: str | Path | None = None,
@@ -243,9 +245,11 @@ def evaluate(
 
     run: its folder, or a run that `train` or `load_run` returned, whose model is taken as it is. changes: to the
     recipe's sections decode and data, such as "decode.beam=4". checkpoint: see `load_run`. context_window: tokens of
-    earlier text that a language model reads before those that count. against: a run that was evaluated on the same
-    split, to test whether the two differ. resamples: of the bootstrap. out: the file; by default
-    RUN/evaluation-SPLIT.json. Under torchrun the processes share the samples.
+    earlier text that a language model reads before those that count. first: evaluate so many samples only, from the
+    first one on. against: a run that was evaluated on the same split in the same way, to test whether the two differ.
+    resamples: of the bootstrap. out: the file; by default RUN/evaluation-SPLIT.json, where a window and a number of
+    samples have names of their own, such as evaluation-test-context-256.json. Under torchrun the processes share the
+    samples.
 
     >>> import subquad
     >>> report = subquad.evaluate("runs/digits", quiet=True)
@@ -260,10 +264,10 @@ def evaluate(
     return evaluate_to_file(
         run.loaded if isinstance(run, Run) else folder,
         split,
-        Path(out) if out is not None else folder / f"evaluation-{split}.json",
+        Path(out) if out is not None else evaluation_path(folder, split, context_window, first),
         checkpoint=checkpoint,
         changes=changes,
-        context_window=context_window,
+        options=EvaluationOptions(context_window, first),
         against=Path(against) if against is not None else None,
         resamples=resamples,
         quiet=quiet,

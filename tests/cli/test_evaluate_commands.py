@@ -155,7 +155,7 @@ def by_hand(run: Path, context: int) -> tuple[float, int]:
 @pytest.mark.parametrize("context", [0, 8, 15])
 def test_perplexities_and_their_denominators(text: Path, context: int) -> None:
     assert command(["evaluate", str(text), "--context-window", str(context)]) == 0
-    found = result(text)
+    found = result(text, f"test-context-{context}" if context else "test")
     total, tokens = by_hand(text, context)
     size = len("".join(f"{line}\n" for line in LINES).encode())
     words = sum(len(line.split()) + 1 for line in LINES)
@@ -166,6 +166,37 @@ def test_perplexities_and_their_denominators(text: Path, context: int) -> None:
     assert metrics["bits_per_byte"]["value"] == pytest.approx(total / math.log(2) / size, rel=1e-5)
     assert f"context:{context}" in metrics["ppl"]["signature"]
     assert (found["samples"], found["lost"]) == (len(LINES), 0)
+
+
+def test_several_splits_and_windows_are_kept_side_by_side(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in text.glob("evaluation-*"):
+        path.unlink()
+    assert command(["evaluate", str(text), "--split", "valid,test", "--context-window", "0,8"]) == 0
+    shown = capsys.readouterr().out
+    values = []
+    for split in ("valid", "test"):
+        for window, name in ((0, split), (8, f"{split}-context-8")):
+            found = result(text, name)
+            assert (found["split"], found["settings"]["context_window"]) == (split, window)
+            values.append(found["metrics"]["ppl"]["value"])
+    assert len(set(values)) == 4
+    table = [line.split() for line in shown.splitlines()[-4:]]
+    assert [row[:2] for row in table] == [["valid", "0"], ["valid", "8"], ["test", "0"], ["test", "8"]]
+    assert [row[2] for row in table] == [f"{value:.2f}" for value in values]
+    assert command(["evaluate", str(text), "--context-window", "8", "--against", str(text)]) == 0
+    assert result(text, "test-context-8")["against"]["metrics"]["ppl"]["difference"] == 0
+
+
+def test_the_first_samples(text: Path, pairs: Path, digits: Path) -> None:
+    for run in (text, pairs, digits):
+        assert command(["evaluate", str(run)]) == 0
+        assert command(["evaluate", str(run), "--first", "3"]) == 0
+        assert result(run, "test-first-3")["samples"] == 3
+        whole, part = (load_file(run / f"evaluation-{name}.samples.safetensors") for name in ("test", "test-first-3"))
+        assert whole.keys() == part.keys()
+        if run != text:  # a language model's blocks go over the ends of lines
+            for name, rows in part.items():
+                torch.testing.assert_close(rows, whole[name][:3], rtol=1e-5, atol=1e-4)
 
 
 def test_accuracy_is_that_of_the_logits(digits: Path) -> None:
@@ -233,6 +264,8 @@ def test_the_moving_average_is_used_where_there_is_one(tmp_path: Path) -> None:
         (["--split", "tset"], "no split 'tset'; did you mean 'test'?"),
         (["--checkpoint", "update-9"], "has no checkpoint 'update-9'; it has best, last, update-0"),
         (["--context-window", "8"], "a context window is for language models"),
+        (["--context-window", "8,many"], "--context-window: 'many' is not a whole number"),
+        (["--split", "valid,test", "--out", "x.json"], "--out is one file"),
         (["--out", "result.txt"], "the name of a JSON file is needed"),
         (["decode.beem=3"], "did you mean 'beam'?"),
         (["--against", "nowhere"], "there is no run nowhere to compare with"),
@@ -321,6 +354,9 @@ def test_paired_runs(pairs: Path, text: Path, tmp_path: Path, capsys: pytest.Cap
     assert result(pairs)["against"]["not_compared"]["ppl"].endswith("another there")
     assert command(["evaluate", str(text)]) == 0
     assert command(["evaluate", str(text), "--context-window", "3", "--against", str(text)]) == 1
+    assert f"`subquad evaluate {text} --split test --context-window 3` first" in capsys.readouterr().err
+    stored = str(text / "evaluation-test.json")
+    assert command(["evaluate", str(text), "--context-window", "3", "--against", stored]) == 1
     assert "has no metric that was computed as here" in capsys.readouterr().err
     assert command(["evaluate", str(pairs), "--against", str(text)]) == 1
     (line,) = capsys.readouterr().err.splitlines()  # before anything is translated

@@ -138,6 +138,45 @@ def test_training_ends_at_the_first_of_its_limits(tmp_path: Path) -> None:
     assert impatient.cursor.epoch < 50
 
 
+@pytest.mark.parametrize(
+    ("limits", "schedule", "reason", "text"),
+    [
+        ({"updates": 3}, {}, "train.updates", "train.updates is 3"),
+        ({"epochs": 1}, {}, "train.epochs", "train.epochs is 1"),
+        ({"minutes": 2}, {}, "train.minutes", "train.minutes is 2"),
+        ({"epochs": 50, "patience": 1}, {"lr": 5}, "train.patience", "train.patience is 1"),
+        ({"updates": 99}, {"stop_lr": 8e-3}, "schedule.stop_lr", "schedule.stop_lr is 0.008"),
+    ],
+)
+def test_a_run_says_why_it_ended(limits, schedule, reason, text, tmp_path: Path, monkeypatch) -> None:
+    given = recipe("image-classification", **limits)
+    given = read_recipe(given, [{"schedule": schedule, "optim": {"ema": 0}}])
+    trained = trainer(given, tmp_path)
+    monkeypatch.setattr(trained, "_minutes", lambda: float(trained.update))  # a minute for each update
+    trained.fit()
+    assert f"update {trained.update:,}: the training ends, " in said(trained)
+    assert text in said(trained)
+    (record,) = read_metrics(tmp_path / "metrics.jsonl", "end")
+    assert (record["reason"], record["update"]) == (reason, trained.update)
+    again = trainer(given, tmp_path)
+    again.fit()
+    assert text in said(again)
+    assert len(read_metrics(tmp_path / "metrics.jsonl", "end")) == 1, "nothing was trained, so nothing ended"
+
+
+def test_checkpoints_are_saved_by_time(tmp_path: Path) -> None:
+    kept = {"checkpoints": {"every_minutes": 1e-9, "keep_last": 9}}
+    trained = trainer(read_recipe(recipe("image-classification", updates=4), [kept]), tmp_path / "often")
+    trained.fit()
+    found = checkpoints(tmp_path / "often" / "checkpoints")
+    assert [path.name for path in found] == [f"update-{number:09d}" for number in (4, 3, 2, 1)]
+    states = [load_checkpoint(path).state for path in found]
+    assert [bool(state.metrics) for state in states] == [True, False, False, False], "only the last was validated"
+    rare = {"checkpoints": {"every_minutes": 60, "keep_last": 9}}
+    trainer(read_recipe(recipe("image-classification", updates=4), [rare]), tmp_path / "rare").fit()
+    assert len(checkpoints(tmp_path / "rare" / "checkpoints")) == 1
+
+
 def test_every_generator_follows_the_seed_and_the_process(tmp_path: Path) -> None:
     """Not the mechanism, whatever its weights have drawn; one of a user's may draw from numpy or Python."""
 

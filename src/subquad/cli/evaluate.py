@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subquad.cli.options import Checkpoint
+from subquad.cli.options import Checkpoint, parse_integer, split_words
 from subquad.cli.output import is_rank_zero, print_table
 
 if TYPE_CHECKING:
@@ -24,12 +24,17 @@ def evaluate(
         list[str] | None,
         typer.Argument(metavar="NAME=VALUE", help="Changes to decode and data of its recipe, such as decode.beam=4."),
     ] = None,
-    split: Annotated[str, typer.Option(help="The split of the data to evaluate on.")] = "test",
+    split: Annotated[str, typer.Option(help="The split of the data to evaluate on, or several: valid,test.")] = "test",
     checkpoint: Checkpoint = "best",
     context_window: Annotated[
-        int,
-        typer.Option(min=0, help="A language model reads this many earlier tokens before those it predicts."),
-    ] = 0,
+        str,
+        typer.Option(
+            help="A language model reads this many earlier tokens before those it predicts; or several: 0,256,480."
+        ),
+    ] = "0",
+    first: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate only this many samples of the split, from the first one on.")
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(help="Test whether the run differs from this evaluated run on the same split."),
@@ -38,7 +43,11 @@ def evaluate(
         int, typer.Option(min=1, help="The bootstrap draws this many samples for intervals and tests.")
     ] = 1000,
     out: Annotated[
-        Path | None, typer.Option(help="The JSON file to write. By default it is RUN/evaluation-SPLIT.json.")
+        Path | None,
+        typer.Option(
+            help="The JSON file to write. By default it is RUN/evaluation-SPLIT.json; other windows and numbers of "
+            "samples are kept beside it."
+        ),
     ] = None,
 ) -> None:
     """Measure the quality of a run on a split of its data.
@@ -52,27 +61,64 @@ def evaluate(
     subquad evaluate runs/phrases decode.beam=4 --split valid --checkpoint last
     subquad evaluate runs/eva --against runs/phrases
     subquad evaluate runs/speeches --context-window 64
+    subquad evaluate runs/speeches --context-window 0,64,128 --split valid,test
+    subquad evaluate runs/phrases --first 100
     torchrun --nproc-per-node=2 -m subquad evaluate runs/phrases
     """
     from subquad import api
 
-    report = api.evaluate(
-        run,
-        *(changes or []),
-        split=split,
-        checkpoint=checkpoint,
-        context_window=context_window,
-        against=against,
-        resamples=resamples,
-        out=out,
-    )
-    if is_rank_zero():
-        _show(report)
-    if report.lost:
-        raise ValueError(
-            f"{report.lost:,} of {report.samples:,} samples of {split} were lost: they have no result; "
-            f"{report.path} has the metrics of the others"
-        )
+    windows = [_parse_window(word) for word in split_words(context_window)]
+    splits = split_words(split)
+    if not (windows and splits):
+        raise ValueError("give at least one split, and one context window")
+    if out is not None and len(splits) * len(windows) > 1:
+        raise ValueError("--out is one file; several evaluations are kept in the run's folder")
+    reports = []
+    for name in splits:
+        for window in windows:
+            report = api.evaluate(
+                run,
+                *(changes or []),
+                split=name,
+                checkpoint=checkpoint,
+                context_window=window,
+                first=first,
+                against=against,
+                resamples=resamples,
+                out=out,
+            )
+            reports.append(report)
+            if is_rank_zero():
+                print(end="\n" if len(reports) > 1 else "")
+                _show(report)
+    if is_rank_zero() and len(reports) > 1:
+        _show_side_by_side(reports)
+    for report in reports:
+        if report.lost:
+            raise ValueError(
+                f"{report.lost:,} of {report.samples:,} samples of {report.split} were lost: they have no result; "
+                f"{report.path} has the metrics of the others"
+            )
+
+
+def _parse_window(word: str) -> int:
+    window = parse_integer("--context-window", word)
+    if window < 0:
+        raise ValueError(f"--context-window: {window} is below 0")
+    return window
+
+
+def _show_side_by_side(reports: "list[EvaluationReport]") -> None:
+    """One row for each evaluation, with the values of its metrics."""
+    names = list(dict.fromkeys(name for report in reports for name in report.metrics))
+    rows = []
+    for report in reports:
+        values = [
+            report.metrics[name].format(report.metrics[name].value) if name in report.metrics else "" for name in names
+        ]
+        rows.append([report.split, str(report.settings.get("context_window", "")), *values])
+    print()
+    print_table(["split", "context window", *names], rows, numeric=range(1, 2 + len(names)))
 
 
 def _show(report: "EvaluationReport") -> None:

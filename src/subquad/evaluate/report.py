@@ -156,13 +156,22 @@ def samples_path(path: Path) -> Path:
     return path.with_suffix(".samples.safetensors")
 
 
-def find_evaluation(run: Path, split: str) -> Path:
+def evaluation_path(run: Path, split: str, context_window: int = 0, first: int | None = None) -> Path:
+    """Returns where an evaluation is kept: each window, and each number of samples, has a file of its own."""
+    window = f"-context-{context_window}" if context_window else ""
+    return run / f"{WHAT}-{split}{window}{'' if first is None else f'-first-{first}'}.json"
+
+
+def find_evaluation(run: Path, split: str, context_window: int = 0, first: int | None = None) -> Path:
     """Returns the path of the evaluation of a run on a split. run: a run directory, or the file itself."""
-    path = run if run.is_file() else run / f"{WHAT}-{split}.json"
+    path = run if run.is_file() else evaluation_path(run, split, context_window, first)
     if not run.exists():
         raise ValueError(f"there is no run {run} to compare with; check its path")
     if not path.is_file():
-        raise ValueError(f"{run} has not been evaluated on {split}; run `subquad evaluate {run} --split {split}` first")
+        words = f" --context-window {context_window}" if context_window else ""
+        words += "" if first is None else f" --first {first}"
+        command = f"subquad evaluate {run} --split {split}{words}"
+        raise ValueError(f"{run} has not been evaluated on {split}{words}; run `{command}` first")
     return path
 
 

@@ -134,9 +134,14 @@ class Floor(BaseModel):
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """context_window: tokens of earlier text that a language model reads before those that count."""
+    """What of a split is evaluated, and how.
+
+    context_window: tokens of earlier text that a language model reads before those that count. first: so many samples,
+    from the first one on; None: all.
+    """
 
     context_window: int = 0
+    first: int | None = None
 
 
 class Task(ABC):

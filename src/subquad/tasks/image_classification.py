@@ -324,25 +324,26 @@ class ImageClassificationTask(ClassificationTask):
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod
-    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
         """Measures the accuracy. An image that cannot be read has no result, and is counted as lost."""
         config = run.data
         assert isinstance(config, ImageData)
         images = config.open_split(split, run.inputs["classes"])
         samples = ImageSamples(images, transform_from(run.inputs["transform"]))
-        own = list(shards.own(len(images)))
+        count = len(images) if options.first is None else min(options.first, len(images))
+        own = list(shards.own(count))
         parts = [own[start : start + IMAGES_PER_BATCH] for start in range(0, len(own), IMAGES_PER_BATCH)]
         found: dict[int, list[int]] = {}
         for part in shards.steps(parts, "batches of images classified"):
             found |= _ranks(run.model, samples, part, run.device)
         everything = shards.gather(found)
         if not everything:
-            raise ValueError(f"none of the {len(images):,} images of {split} could be read")
+            raise ValueError(f"none of the {count:,} images of {split} could be read")
         known = np.array([everything[number] for number in sorted(everything)])
         measures = accuracies(known[:, 1], len(images.classes))
         labels = fingerprint([[number, everything[number][0]] for number in sorted(everything)])
         data = {"sha256": labels, "images": "as given"}
-        return Evaluation(cls.name, split, len(images), len(images) - len(everything), measures, data)
+        return Evaluation(cls.name, split, count, count - len(everything), measures, data)
 
     def floors(self, data: ImageData, split: str) -> list[Floor]:  # noqa: ARG002
         train, valid, evaluated = (

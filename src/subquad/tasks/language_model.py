@@ -112,7 +112,7 @@ class LanguageModelTask(BlockTask):
         model, tokenizer, config, context = run.model, run.tokenizer("text"), run.data, options.context_window
         assert isinstance(model, LanguageModel)
         assert isinstance(config, LanguageModelData)
-        samples, origin = read_text(run, split)
+        samples, origin = read_text(run, split, options.first)
         lines = [line for (line,) in samples]
         store = TokenLines(tokenizer.encode_batch(lines))
         blocks = ContextBlocks(store, config.blocks, context, tokenizer.pad, tokenizer.eos)

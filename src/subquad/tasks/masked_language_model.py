@@ -158,11 +158,11 @@ class MaskedLanguageModelTask(BlockTask):
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod
-    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
         model, tokenizer, config = run.model, run.tokenizer("text"), run.data
         assert isinstance(model, MaskedLanguageModel)
         assert isinstance(config, MaskedLanguageModelData)
-        texts, origin = read_text(run, split)
+        texts, origin = read_text(run, split, options.first)
         lines = tokenizer.encode_batch([line for (line,) in texts])
         if config.blocks.breaks != "none":  # lines stay whole, so what the model cannot read is cut
             lines = cut_lines(lines, max_text_length(model), NUM_SPECIAL)

@@ -290,7 +290,7 @@ class RecallTask(Task):
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod
-    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
         model, tokenizer, config = run.model, run.tokenizer("text"), run.data
         assert isinstance(model, LanguageModel)
         assert isinstance(config, RecallData)
@@ -303,12 +303,12 @@ class RecallTask(Task):
             return torch.stack([is_right.sum(1), (batch["targets"] != tokenizer.pad).sum(1)], 1).tolist()
 
         samples = config.open_split(split, tokenizer)
-        counts = shards.rows(samples, count_right, "samples scored")
+        counts = shards.rows(samples, count_right, "samples scored", options.first)
         how = f"per:asked symbol|tokenizer:{tokenizer.fingerprint()[:12]}"
         asked = counts[counts[:, 1] > 0]  # a resample of samples that ask for nothing would have no accuracy
         measures = {"accuracy": Measure(asked, accuracy_score, how, percent=True)}
         data = {"sha256": config.fingerprint(split), "text": "generated" if config.embedded else "as given"}
-        totals = {"asked": int(counts[:, 1].sum()), "tokens": int(samples.sizes[0].sum())}
+        totals = {"asked": int(counts[:, 1].sum()), "tokens": int(samples.sizes[0][: len(counts)].sum())}
         return Evaluation(cls.name, split, len(counts), 0, measures, data, counts=totals)
 
     @classmethod

@@ -65,14 +65,21 @@ class SampleShards:
                 reported = done * STEPS // len(items)
                 self.report(f"{what}: {done:,} of {len(items):,}")
 
-    def rows(self, samples: Samples, losses: Callable[[dict[str, Tensor]], list[list[float]]], what: str) -> np.ndarray:
-        """Numbers (samples, k) of every sample; losses: those of a batch, one row for each."""
-        plan = BatchPlan(*samples.sizes, budget=evaluation_budget(samples), shuffle=False)
+    def rows(
+        self,
+        samples: Samples,
+        losses: Callable[[dict[str, Tensor]], list[list[float]]],
+        what: str,
+        first: int | None = None,
+    ) -> np.ndarray:
+        """Numbers (samples, k) of every sample, or of the `first`; losses: those of a batch, one row for each."""
+        sizes = [side[:first] for side in samples.sizes]
+        plan = BatchPlan(*sizes, budget=evaluation_budget(samples), shuffle=False)
         found: dict[int, Any] = {}
         for batch in self.steps(shard(plan.epoch(0), self.rank, self.world_size), what):
             found.update(zip(batch.tolist(), losses(samples.batch(batch)), strict=True))
         everything = self.gather(found)
-        count = len(samples.sizes[0])
+        count = len(sizes[0])
         assert everything.keys() == set(range(count)), "every sample has one row"
         return np.array([everything[number] for number in range(count)], np.float64)
 

@@ -215,12 +215,12 @@ class TextClassificationTask(ClassificationTask, TextTask):
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod
-    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
         """Every text of the split counts: those that training skips as too long too, as far as the model can read."""
         model, config, classes = run.model, run.data, run.inputs["classes"]
         assert isinstance(model, TextClassifier)
         assert isinstance(config, TextClassificationData)
-        texts, origin = read_text(run, split)
+        texts, origin = read_text(run, split, options.first)
         most = max_tokens(model, config)
         samples = _encode_labelled(texts, run.tokenizer("text"), LabelTokenizer(classes), most)
 

@@ -160,10 +160,10 @@ class TranslationTask(WordTask):
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod
-    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:  # noqa: ARG003
+    def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
         model, target = run.model, run.tokenizer("target")
         assert isinstance(model, Seq2Seq)
-        pairs, origin = read_text(run, split)
+        pairs, origin = read_text(run, split, options.first)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         hypotheses, counts, lost = _translate(run, sources, shards)
         name, words = word_splitter(target)

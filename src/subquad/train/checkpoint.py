@@ -288,6 +288,11 @@ class CheckpointRetention(Options):
     keep_epochs: int = Field(0, ge=0, description="How many of the newest that end an epoch are kept.")
     keep_best: int = Field(1, ge=0, description="How many of the best by the task's validation metric are kept.")
     keep_every: int = Field(0, ge=0, description="Those whose update is a multiple of this are kept; 0: no such rule.")
+    every_minutes: float | None = Field(
+        None,
+        gt=0,
+        description="One is also saved when the last is this many minutes old; null: at validations, and at the end.",
+    )
 
 
 class BestMetric(NamedTuple):

@@ -3,7 +3,7 @@
 bfloat16 has the range of float32, so its gradients need nothing. Those of float16 vanish below 6e-8 and overflow above
 65,504. Therefore the loss is multiplied by a scale before the backward pass, and the gradients are divided by it:
 
-    an update whose gradient is not finite                is left out, and the scale is halved
+    an update whose gradient is not finite                is left out and not counted, and the scale is halved
     GROWTH_INTERVAL updates in a row that are all finite  double it
 
 The scale only concerns gradients: if the loss itself is not finite, the update is left out and the scale stays. After

@@ -303,22 +303,22 @@ def evaluate_run(
     run: LoadedRun,
     split: str,
     *,
-    context_window: int = 0,
+    options: EvaluationOptions | None = None,
     workers: Workers = ALONE,
     report: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Evaluates a run on a split. The workers share the samples, and all of them get the same result.
 
-    context_window: tokens of earlier text that a language model reads before those that count. report: gets a message
-    several times in each pass over the samples.
+    report: gets a message several times in each pass over the samples.
     """
+    options = options or EvaluationOptions()
     task = run.recipe.task_class
-    if context_window and not task.reads_context:
+    if options.context_window and not task.reads_context:
         raise ValueError(f"a context window is for language models; this run's task is {task.name}")
     check_has_data(run.recipe, run.folder, split)
     shards = SampleShards(workers.rank, workers.world, workers.all_gather, report or (lambda _: None))
     with torch.inference_mode():
-        return task.evaluate(run, split, shards, EvaluationOptions(context_window))
+        return task.evaluate(run, split, shards, options)
 
 
 def evaluate_to_file(
@@ -328,7 +328,7 @@ def evaluate_to_file(
     *,
     checkpoint: str = "best",
     changes: Sequence[str] = (),
-    context_window: int = 0,
+    options: EvaluationOptions | None = None,
     against: Path | None = None,
     resamples: int = RESAMPLES,
     quiet: bool = False,
@@ -336,11 +336,14 @@ def evaluate_to_file(
     """Evaluates a run on a split and writes the result to `path`, with the statistics of every sample beside it.
 
     run: its folder, of which a checkpoint is loaded, or a run that is loaded already. against: a run that was evaluated
-    on the same split, to test whether the two differ.
+    on the same split with the same options, to test whether the two differ.
     """
+    options = options or EvaluationOptions()
     if path.suffix != ".json":
         raise ValueError(f"{path}: the name of a JSON file is needed, such as {path}.json")
-    other = find_evaluation(against, split) if against is not None else None
+    other = None
+    if against is not None:
+        other = find_evaluation(against, split, options.context_window, options.first)
     with distributed_workers() as workers:
         loaded = run if isinstance(run, LoadedRun) else load_trained(run, checkpoint, changes)
         chosen = sorted(set(workers.all_gather(loaded.checkpoint.name)))
@@ -356,7 +359,7 @@ def evaluate_to_file(
         start = time.monotonic()
         silent = io.StringIO() if quiet or not workers.is_rank_zero else None
         with Progress(STEPS * task.evaluation_passes, stream=silent) as progress:
-            found = evaluate_run(loaded, split, context_window=context_window, workers=workers, report=progress)
+            found = evaluate_run(loaded, split, options=options, workers=workers, report=progress)
         report = EvaluationReport(
             path=path,
             task=task.name,

@@ -55,6 +55,7 @@ from subquad.train.distributed import (
     shard_like,
     validate,
 )
+from subquad.train.limits import End, find_end
 from subquad.train.metrics_log import MetricsLog
 from subquad.train.optim import optimizer_state, restore_optimizer
 from subquad.train.precision import DTYPES, MAX_SKIPPED, LossScale, allow_tf32, choose_precision
@@ -62,7 +63,7 @@ from subquad.train.recipe import Recipe
 from subquad.train.rng import rng_state, seed_all, set_rng_state
 from subquad.train.schedules import Schedule
 from subquad.train.trackers import Tracker
-from subquad.train.updater import STOP, StepMetrics, Updater
+from subquad.train.updater import LATE, SAVE, STOP, StepMetrics, Updater
 
 SEEDS_APART = 1_000_003
 EndsEarly = Callable[[], bool]
@@ -117,13 +118,14 @@ class Trainer:
         self.best_metric = BestMetric(task.metric, task.better)
         self.cursor, self.update, self.bad_validations = Cursor(), 0, 0
         self.late = False  # whether the first process's time is up, as of the last update
+        self.save_late = False  # and whether it wants a checkpoint
         self.stop, self.stop_all = StopRequest(), False  # of this process; of any, as of the last exchange
         self.validated: int | None = None  # the update of the last validation
         self.saved: int | None = None  # and of the last checkpoint
         self.best: float | None = None
         self.metrics: dict[str, float] = {}
         self.log = MetricsLog(run / "metrics.jsonl") if workers.is_rank_zero else None
-        self.started = time.monotonic()
+        self.started = self.saved_at = time.monotonic()
         seed_all(config.seed + SEEDS_APART * workers.rank)  # every process has the same weights, but draws of its own
 
     def _agree_on_precision(self) -> str:
@@ -151,23 +153,27 @@ class Trainer:
         if (path := agree_on_checkpoint(checkpoint_folder(self.run), self.workers)) is not None:
             with wrap_corrupt_data_errors(f"the checkpoint {path}"):
                 self._resume(path)
-            if self._should_stop():
+            if (end := self._find_end()) is not None:
                 self.progress.note(
-                    f"nothing to train: the run stands at update {self.update:,}, where the recipe ends; limits count "
-                    "from the start of the run"
+                    f"nothing to train: the run stands at update {self.update:,}, where the recipe ends ({end.text}); "
+                    "limits count from the start of the run"
                 )
         elif self.log is not None and not self.log.is_new:  # a run that ended before its first checkpoint
             self.log.resumed(0)
-        if not self._should_stop() and (note := self._unfinished_warmup()) is not None:
+        if self._find_end() is None and (note := self._unfinished_warmup()) is not None:
             self.progress.note(note)
+        first = self.update
         with stop_requests() as self.stop, closing(self.loader), closing(self.updates()) as updates:
             while not self._is_interrupted():
-                ends = self._should_stop()
-                if self._is_validation_due(ends):
+                end = self._find_end()
+                if self._is_validation_due(end is not None):
                     self._validate()
-                elif ends:
+                elif end is not None:
+                    self._report_end(end, first)
                     break
                 else:
+                    if self._is_checkpoint_due():
+                        self._save()
                     next(updates)
             if self._is_interrupted():
                 raise self._interrupt()
@@ -210,17 +216,35 @@ class Trainer:
         epoch_end = self.cursor.batch == 0 if every is None else self.update % every == 0
         return ends or (self.update > 0 and epoch_end)
 
-    def _should_stop(self) -> bool:
-        """Whether a limit is reached. Nothing is exchanged: what only one process knows came with the last update."""
-        config = self.recipe.train
-        return (
-            self.ended_early
-            or (config.updates is not None and self.update >= config.updates)
-            or (config.epochs is not None and self.cursor.epoch >= config.epochs)
-            or (self._is_late() if self.workers.world == 1 else self.late)
-            or (config.patience is not None and self.bad_validations >= config.patience)
-            or self.schedule.finished(self.update, self.cursor.epoch)
+    def _find_end(self) -> End | None:
+        """Which limit is reached. Nothing is exchanged: what only one process knows came with the last update."""
+        return find_end(
+            self.recipe,
+            self.schedule,
+            update=self.update,
+            epoch=self.cursor.epoch,
+            late=self._is_late() if self.workers.world == 1 else self.late,
+            bad_validations=self.bad_validations,
+            ended_early=self.ended_early,
         )
+
+    def _report_end(self, end: End, first: int) -> None:
+        """Says why the training ends. first: the update that it began at; if it did nothing, that was said before."""
+        if self.update == first:
+            return
+        self.progress.note(f"update {self.update:,}: the training ends, {end.text}")
+        if self.log is not None:
+            self.log.write("end", self.update, {"reason": end.reason, "text": end.text})
+
+    def _is_checkpoint_due(self) -> bool:
+        """Whether a checkpoint is saved between validations, as `checkpoints.every_minutes` asks for."""
+        late = self._is_save_late() if self.workers.world == 1 else self.save_late
+        return late and self.update > 0 and self.saved != self.update
+
+    def _is_save_late(self) -> bool:
+        """Whether the last checkpoint is too old by this process's clock; see `_is_late`."""
+        minutes = self.recipe.checkpoints.every_minutes
+        return minutes is not None and self.workers.is_rank_zero and time.monotonic() - self.saved_at >= 60 * minutes
 
     def _is_late(self) -> bool:
         """Whether the time is up by this process's clock; in a run of several, the first one's decides for all."""
@@ -247,8 +271,10 @@ class Trainer:
         self.model.train()
         lr = self.schedule.learning_rate(self.update, self.cursor.epoch)
         failures = self.run / "failure" / ("" if self.workers.is_rank_zero else f"rank{self.workers.rank}")
-        step = self.updater.step(batches, lr, failures, self.update, idle, self._is_late(), bool(self.stop))
-        self.update, self.late, self.stop_all = self.update + 1, step.late, step.stop
+        wishes = {LATE: self._is_late(), STOP: bool(self.stop), SAVE: self._is_save_late()}
+        step = self.updater.step(batches, lr, failures, self.update, idle, wishes)
+        self.update += not step.skipped  # as in fairseq, where a batch whose gradient overflows is no update
+        self.late, self.stop_all, self.save_late = (step.wishes[name] for name in (LATE, STOP, SAVE))
         with self.phases("report"):
             if step.skipped:
                 self._report_skipped()
@@ -260,7 +286,7 @@ class Trainer:
         scale = self.updater.scale
         shown |= {"skipped": scale.skipped} if scale is not None and scale.skipped else {}
         self.progress.show_update(self.cursor.epoch + 1, self.update, shown, step.targets, step.lr, self._share_done())
-        if self.update % self.recipe.train.log_every == 0:
+        if self.update % self.recipe.train.log_every == 0 and not step.skipped:
             speed = self.progress.targets_per_second()
             values = {**metrics, "train_loss": step.loss, "lr": step.lr, "norm": step.grad_norm}
             values |= {} if speed is None else {"targets_per_second": speed}
@@ -272,8 +298,8 @@ class Trainer:
         assert scale is not None
         self._write("skipped", {"loss_scale": scale.scale, "skipped": scale.skipped, "in_a_row": scale.in_a_row})
         self.progress.note(
-            f"update {self.update:,}: skipped, its gradient is not finite in float16; the loss scale is now "
-            f"{scale.scale:g} ({scale.in_a_row} of {MAX_SKIPPED} in a row, {scale.skipped:,} in all)"
+            f"after update {self.update:,}: a batch is skipped, its gradient is not finite in float16; the loss scale "
+            f"is now {scale.scale:g} ({scale.in_a_row} of {MAX_SKIPPED} in a row, {scale.skipped:,} in all)"
         )
 
     def _share_done(self) -> float:
@@ -339,7 +365,7 @@ class Trainer:
             save_checkpoint(checkpoint_folder(self.run), content)
             remove_surplus_checkpoints(checkpoint_folder(self.run), self.recipe.checkpoints, self.best_metric)
         self.workers.barrier()
-        self.saved = self.update
+        self.saved, self.saved_at = self.update, time.monotonic()
 
     def _resume(self, path: Path) -> None:
         saved = load_checkpoint(path)

@@ -28,7 +28,9 @@ from subquad.train.precision import MAX_SKIPPED, LossScale
 from subquad.train.profiler import Phases
 from subquad.train.rng import torch_rng_state
 
-LOSS, LATE, STOP = ".loss", ".late", ".stop"  # names that no task uses
+LOSS, LATE, STOP, SAVE = ".loss", ".late", ".stop", ".save"  # names that no task uses
+WISHES = (LATE, STOP, SAVE)
+"""What any process may want of all: that the run ends for its time, or is interrupted, or saves a checkpoint."""
 Attempt = tuple[TensorBatch, dict[str, Tensor]]
 
 
@@ -37,8 +39,8 @@ class StepMetrics:
     """What an update did.
 
     loss: what was minimised, for each target. sums: see `LossOutput`, over all batches and processes; targets: so many.
-    grad_norm: before clipping. lr: the learning rate. late: whether the first process's time is up. stop: whether any
-    process was asked to stop. skipped: whether the gradient was not finite in float16, so that nothing was changed.
+    grad_norm: before clipping. lr: the learning rate. wishes: for each of WISHES whether any process has it. skipped:
+    whether the gradient was not finite in float16, so that nothing was changed.
     """
 
     loss: float
@@ -46,8 +48,7 @@ class StepMetrics:
     targets: int
     grad_norm: float
     lr: float
-    late: bool = False
-    stop: bool = False
+    wishes: Mapping[str, bool]
     skipped: bool = False
 
 
@@ -71,19 +72,18 @@ class Updater:
         failures: Path,
         update: int = 0,
         idle: bool = False,
-        late: bool = False,
-        stop: bool = False,
+        wishes: Mapping[str, bool] | None = None,
     ) -> StepMetrics:
         """An update from the sum of the losses of all processes' `batches`, by the learning rate `lr`.
 
-        idle: the last batch is another process's, and counts for nothing. late, stop: whether this process wants the
-        run to end or to be interrupted, which travels along with the sums. A loss or gradient that is not finite raises
-        NotFiniteError before anything is changed, in float16 after MAX_SKIPPED updates of that kind in a row; what
-        reproduces it is then in the folder `failures`.
+        idle: the last batch is another process's, and counts for nothing. wishes: what this process wants of all, by
+        WISHES, which travels along with the sums. A loss or gradient that is not finite raises NotFiniteError before
+        anything is changed, in float16 after MAX_SKIPPED updates of that kind in a row; what reproduces it is then in
+        the folder `failures`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         attempts: list[Attempt] = []
-        sums: dict[str, Tensor | float] = {LATE: float(late), STOP: float(stop)}
+        sums: dict[str, Tensor | float] = {name: float((wishes or {}).get(name, False)) for name in WISHES}
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             attempts.append((batch, torch_rng_state()))
@@ -92,7 +92,7 @@ class Updater:
         with self.phases("optimiser"):
             totals, norm = self._divide_and_clip(sums)
             total, count = totals.pop(LOSS), int(totals.pop(COUNT))
-            late, stop = totals.pop(LATE) > 0, totals.pop(STOP) > 0
+            agreed = {name: totals.pop(name) > 0 for name in WISHES}
             is_finite = math.isfinite(total) and math.isfinite(norm)
             skipped = self.scale is not None and self.scale.update(total, norm)
             if not is_finite and (self.scale is None or self.scale.diverged):
@@ -102,7 +102,7 @@ class Updater:
                 self.optimizer.step()
                 if self.ema is not None:
                     self.ema.update(self.model)
-        return StepMetrics(total / max(1, count), totals, count, norm, lr, late, stop, skipped)
+        return StepMetrics(total / max(1, count), totals, count, norm, lr, agreed, skipped)
 
     def _differentiate(self, batch: TensorBatch, sums: dict[str, Tensor | float], counts: bool) -> None:
         """Adds a batch's gradients to the parameters', and its loss and numbers to `sums`."""

@@ -145,8 +145,9 @@ def test_the_script_scores_what_it_was_given() -> None:
         "decode.max_len_a=1 decode.max_len_b=50"
     ]
     (language,) = convert_command(seeds.INFERENCE["wikitext103"])
-    assert len(language.commands) == 6
-    assert language.commands[-1] == "subquad evaluate runs/ckpt --checkpoint last --split valid --context-window 480"
+    assert language.commands == [
+        "subquad evaluate runs/ckpt --checkpoint last --split valid,test --context-window 0,256,480"
+    ]
 
 
 def test_the_efficiency_test_measures_the_recipe() -> None:

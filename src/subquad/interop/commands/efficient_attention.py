@@ -148,9 +148,8 @@ def _mixer(name: str, arguments: Data) -> Data:
 def _evaluations(dataset: str, run: str, checkpoint: str) -> list[str]:
     """The commands that score a run as the script does after training."""
     if dataset == "wikitext103":
-        windows = [(window, split) for window in CONTEXT_WINDOWS for split in ("test", "valid")]
-        command = f"subquad evaluate {run} --checkpoint {checkpoint}"
-        return [f"{command} --split {split} --context-window {window}" for window, split in windows]
+        windows = ",".join(map(str, CONTEXT_WINDOWS))
+        return [f"subquad evaluate {run} --checkpoint {checkpoint} --split valid,test --context-window {windows}"]
     return [f"subquad evaluate {run} --checkpoint {checkpoint} --split test {DECODING}"]
 
 
