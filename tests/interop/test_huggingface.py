@@ -288,7 +288,8 @@ def test_losses_are_those_of_our_tasks() -> None:
     given = right_padded(PROMPTS)
     labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
     batch = {"inputs": given["input_ids"][:, :-1], "targets": given["input_ids"][:, 1:]}
-    nll, count = torch.tensor(block_losses(text, batch, [slice(None)], PAD)).sum(0)
+    batch |= dict.fromkeys(("start", "context"), torch.zeros(len(labels), dtype=torch.int64))
+    nll, count = torch.tensor(block_losses(text, batch, [slice(0, labels.shape[1])], PAD)).sum(0)
     torch.testing.assert_close(wrapped(text)(**given, labels=labels).loss, nll / count)
     shared = wrapped(text)(**given, labels=labels, num_items_in_batch=100).loss
     torch.testing.assert_close(shared, nll / 100)

@@ -111,6 +111,16 @@ class KnowsTheLength(Mean):
         return y * (1 + 0.01 * lengths[:, None, None]), aux
 
 
+@register("forgets_nothing")
+class ForgetsNothing(Mean):
+    """Says that it looks two tokens back, and sees all of them."""
+
+    capabilities = CAUSAL
+
+    def reads_from(self, start: int) -> int:
+        return max(0, start - 2)
+
+
 @register("stream_differs")
 class StreamDiffers(Mean):
     """The stream forgets slowly, the pass does not."""

@@ -2,7 +2,8 @@
 
 With tokens_per_sample T and a context window of c tokens, a piece has up to T - c tokens that are scored, and c tokens
 of context before them. With c = 0 pieces have no context, as in training. More context costs T / (T - c) passes over
-the text, and gives a lower perplexity.
+the text, and gives a lower perplexity. Of the context only those tokens are read that the scored ones depend on: where
+every layer looks back a limited number of tokens, as convolutions and windows do, that is less, with the same result.
 
 The samples of a test of significance are documents: neighbouring pieces of one text are too much alike to count as
 independent. Perplexity is exp of the mean loss: per token, including the ends of lines; per word, where words are
@@ -11,7 +12,7 @@ are counted per byte of UTF-8, including the ends of lines.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +44,19 @@ class TokenLines:
 
 
 class ContextBlocks:
-    """Blocks of T - c tokens that are scored, each with up to c tokens of context before them."""
+    """Blocks of T - c tokens that are scored, each with up to c tokens of context before them: pieces of T tokens."""
 
-    def __init__(self, store: Lines, options: BlockOptions, context_window: int, pad: int, eos: int) -> None:
+    def __init__(
+        self,
+        store: Lines,
+        options: BlockOptions,
+        context_window: int,
+        pad: int,
+        eos: int,
+        reads_from: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        """reads_from: for the position in a piece at which its scored tokens begin, the position at which a model has
+        to begin to read it."""
         size = options.tokens_per_sample
         if not 0 <= context_window < size:
             raise ValueError(
@@ -54,19 +65,29 @@ class ContextBlocks:
             )
         shorter = options.model_copy(update={"tokens_per_sample": size - context_window})
         self.blocks, self.pad = Blocks(store, shorter, eos), pad
-        self.begin = np.maximum(0, self.blocks.begin - context_window)
+        piece_begin = np.maximum(0, self.blocks.begin - context_window)
+        self.longest = int((self.blocks.end - piece_begin).max())
+        places, which = np.unique(self.blocks.begin - piece_begin, return_inverse=True)
+        self.start = np.array([reads_from(int(place)) for place in places], np.int64)[which]
+        self.begin = piece_begin + self.start
         self.sizes: tuple[np.ndarray, ...] = (self.blocks.end - self.begin,)
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """Returns inputs and targets (B, T). Targets in the context and after the end of a block are padding."""
+        """Returns inputs and targets (B, T). Targets in the context and after the end of a block are padding.
+
+        start: (B,), the positions in their pieces of the first tokens of the rows; context: (B,), how many tokens
+        follow in each that are not scored.
+        """
         pieces = [self.blocks.window(int(self.begin[i]), int(self.blocks.end[i])) for i in numbers]
         found = collate_blocks(pieces, self.pad)
         context = torch.from_numpy(self.blocks.begin[numbers] - self.begin[numbers])
         is_context = torch.arange(found["targets"].shape[1]) < context[:, None]
-        return {"inputs": found["inputs"], "targets": found["targets"].masked_fill(is_context, self.pad)}
+        targets = found["targets"].masked_fill(is_context, self.pad)
+        start = torch.from_numpy(self.start[numbers])
+        return {"inputs": found["inputs"], "targets": targets, "start": start, "context": context}
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
     max_step: int | None = None
     """Longest chunk that `step` takes at once; the base class splits longer ones. None: any."""
 
+    period: int = 1
+    """A causal mixer treats a sequence that begins this many tokens later, or a multiple of it, in the same way: the
+    window of a mechanism that counts windows from the first token."""
+
     state_type: ClassVar[type[State]] = State
     """What `new_state` returns: a state of another type is refused."""
     context_type: ClassVar[type[CrossState]] = CrossState
@@ -190,6 +194,13 @@ class Mixer(nn.Module, Generic[ConfigT]):
     def averages_values(self) -> bool:
         """Whether outputs are averages of the tokens' values, with these options."""
         return self.capabilities.averages
+
+    def reads_from(self, start: int) -> int:  # noqa: ARG002
+        """The first position that causal outputs at `start` and after it depend on; 0 where there is no limit.
+
+        A sequence that begins there, or before it at a multiple of `period`, has the same outputs from `start` on.
+        """
+        return 0
 
     def why_no_streaming(self) -> str | None:
         """The reason why this mixer, with its options, cannot stream; None when it can."""

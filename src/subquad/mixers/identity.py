@@ -35,6 +35,9 @@ class Identity(Mixer[MixerConfig]):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:  # noqa: ARG002
         return dropout(x, self.config.dropout, self.training), None
 
+    def reads_from(self, start: int) -> int:
+        return start
+
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> IdentityState:  # noqa: ARG002
         return IdentityState(fresh_lengths(batch, device))
 

@@ -47,7 +47,7 @@ class Local(WindowMixer[LocalConfig]):
 
     def setup(self) -> None:
         super().setup()
-        self.max_step = self.config.window
+        self.max_step = self.period = self.config.window
 
     def window_on(self, shape: tuple[int, ...]) -> int:
         """Beyond a grid there is nothing to attend to: a larger window is the grid itself."""
@@ -66,6 +66,9 @@ class Local(WindowMixer[LocalConfig]):
         qkv = self.by_head(self.projections(x))
         y = window_attention(qkv, self.windows(padded_shape), self.bias_values(), mask)
         return crop(self.project_out(y), padded_shape, shape), None
+
+    def reads_from(self, start: int) -> int:
+        return max(0, start // self.period * self.period - self.look_back)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         return WindowState(*self.new_window(batch, device, dtype))

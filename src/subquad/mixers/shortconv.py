@@ -141,6 +141,9 @@ class ShortConvMixer(Mixer[ShortConvConfigT]):
 
     # ------------------------------------------------------------------ the block
 
+    def reads_from(self, start: int) -> int:
+        return max(0, start - self.config.before)
+
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         return self._leave(self.convolve(self._enter(x), layout)), None
 

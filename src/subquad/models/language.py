@@ -63,10 +63,17 @@ class LanguageModel(Model):
         return self.decoder.init_state(batch, device, dtype)
 
     def features(
-        self, tokens: Tensor, padding: Tensor | Padding | None = None, state: StackState | None = None
+        self,
+        tokens: Tensor,
+        padding: Tensor | Padding | None = None,
+        state: StackState | None = None,
+        start: Tensor | None = None,
     ) -> StackOutput:
-        """Returns the inputs (batch, time, dim) of the head. Training passes them to `head.nll`."""
-        x = self.embedding(tokens, padding, state.lengths if state is not None else None)
+        """Returns the inputs (batch, time, dim) of the head. Training passes them to `head.nll`.
+
+        start: (batch,) int64, the position of each row's first token, if it is not 0 and there is no state.
+        """
+        x = self.embedding(tokens, padding, state.lengths if state is not None else start)
         return self.decoder(x, BlockInputs(padding), state)
 
     def forward(

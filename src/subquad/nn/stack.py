@@ -9,6 +9,7 @@ Each option beside the pattern goes to every mechanism that has an option of thi
 list has one value for each layer, or one for all of them: {"name": "lightconv", "kernel_size": [3, 7, 15, 31]}.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -253,6 +254,16 @@ class Stack(nn.Module):
         if device is None:
             device = next(self.parameters(), torch.empty(0)).device
         return StackState(fresh_lengths(batch, device), layers)
+
+    def reads_from(self, start: int) -> int:
+        """The first position of a causal stack's input that has to be read for its outputs from `start` on.
+
+        Without what comes before it, these outputs are the same.
+        """
+        mixers = [cast(Block, block).mixer for block in self.blocks]
+        for mixer in reversed(mixers):
+            start = mixer.reads_from(start)
+        return start - start % math.lcm(*(mixer.period for mixer in mixers))
 
     def forward(self, x: Tensor, inputs: BlockInputs, state: StackState | None = None) -> StackOutput:
         # Tokens of padded rows move to the front once, for all blocks: except for mixers, blocks treat every position

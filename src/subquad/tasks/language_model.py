@@ -64,10 +64,11 @@ def block_losses(
 ) -> list[list[float]]:
     """[summed nll, number of targets] of every block of a batch, for one bucket of positions after the other.
 
-    Targets that are padding do not count.
+    batch: of `ContextBlocks`. Targets that are padding do not count.
     """
-    x, _, _ = model.features(batch["inputs"])
-    return losses_by_position(model.head, x, batch["targets"], buckets, pad=pad)
+    rows = list(zip(batch["start"].tolist(), batch["context"].tolist(), strict=True))
+    x, _, _ = model.features(batch["inputs"], start=batch["start"] if any(start for start, _ in rows) else None)
+    return losses_by_position(model.head, x, batch["targets"], buckets, rows, pad=pad)
 
 
 @register_task
@@ -115,8 +116,8 @@ class LanguageModelTask(BlockTask):
         samples, origin = read_text(run, split, options.first)
         lines = [line for (line,) in samples]
         store = TokenLines(tokenizer.encode_batch(lines))
-        blocks = ContextBlocks(store, config.blocks, context, tokenizer.pad, tokenizer.eos)
-        buckets = position_buckets(int(blocks.sizes[0].max()))
+        blocks = ContextBlocks(store, config.blocks, context, tokenizer.pad, tokenizer.eos, model.decoder.reads_from)
+        buckets = position_buckets(blocks.longest)
         found = shards.rows(
             blocks,
             lambda batch: block_losses(model, to_device(batch, run.device), buckets, tokenizer.pad),

@@ -91,11 +91,30 @@ def losses_by_row(
 
 
 def losses_by_position(
-    head: WordHead | AdaptiveHead, features: Tensor, target: Tensor, buckets: Sequence[slice], *, pad: int = 1
+    head: WordHead | AdaptiveHead,
+    features: Tensor,
+    target: Tensor,
+    buckets: Sequence[slice],
+    rows: Sequence[tuple[int, int]],
+    *,
+    pad: int = 1,
 ) -> list[list[float]]:
-    """[nll, number of targets] of every row, as `losses_by_row`, for one bucket of positions after the other."""
-    parts = [losses_by_row(head, features[:, places], target[:, places], pad=pad) for places in buckets]
-    return [[number for pair in row for number in pair] for row in zip(*parts, strict=True)]
+    """[nll, number of targets] of every row, as `losses_by_row`, for one bucket of positions after the other.
+
+    rows: for each row, the position of its first token, and how many tokens it begins with that are not scored.
+    """
+    found = []
+    for x, words, (start, context) in zip(features, target, rows, strict=True):
+        numbers: list[float] = []
+        for bucket in buckets:
+            begin, end = max(bucket.start - start, context), max(bucket.stop - start, context)
+            if begin >= min(end, len(words)):  # nothing is scored here
+                numbers += [0.0, 0.0]
+                continue
+            loss = word_loss(head, x[begin:end], words[begin:end], pad=pad)
+            numbers += [float(loss.nll), float(loss.count)]
+        found.append(numbers)
+    return found
 
 
 def logit_loss(logits: Tensor, target: Tensor, *, pad: int = 1, smoothing: float = 0.0) -> LossOutput:

@@ -53,6 +53,17 @@ class StreamingContract:
         for time in LENGTHS[:-1]:
             assert_close(mixer(x[:, :time]).y, whole[:, :time], f"the first {time} of {LENGTHS[-1]} tokens alone")
 
+    @for_cases(is_causal)
+    def test_tokens_that_are_not_read_change_nothing(self, case: Case) -> None:
+        """`reads_from` and `period` say from where on a sequence has to be read for its last outputs."""
+        mixer, x = case.build(), case.tokens(2, LENGTHS[-1])
+        whole = mixer(x).y
+        for start in (0, 1, LENGTHS[-1] // 2, LENGTHS[-1] - 1):
+            read = mixer.reads_from(start)
+            assert 0 <= read <= start, f"outputs from {start} on cannot be computed from {read} on"
+            begin = read - read % mixer.period
+            assert_close(mixer(x[:, begin:]).y[:, start - begin :], whole[:, start:], f"outputs from {start} on")
+
     @for_cases(streams)
     def test_streaming_in_chunks_equals_one_pass(self, case: Case) -> None:
         mixer = case.build()
