@@ -130,6 +130,7 @@ class DryRun:
     """What a recipe would train. batch and length: a typical batch; a sample without tokens has the length None.
 
     data: what is wrong with each input by its name; None: it was found, and its first sample can be read.
+    classes_counted: whether the classes of the model are those of the data, and not the preset's.
     """
 
     task: str
@@ -139,6 +140,7 @@ class DryRun:
     training_bytes: int
     model: dict[str, Any]
     data: dict[str, str | None]
+    classes_counted: bool
 
     @property
     def problems(self) -> dict[str, str]:
@@ -154,11 +156,14 @@ def dry_run(recipe: RecipeLike, *changes: str, **sections: Any) -> DryRun:
     (True, {})
     """
     read = read_recipe(recipe, [*changes, sections])
-    model = read.model_data(read.task_class.expected_model_config(read.data))
+    expected = read.task_class.expected_model_config(read.data)
+    model = read.model_data(expected)
     batch, length = read.task_class.typical_batch(read.data, read.train.budget)
     cost = estimate_costs(model, batch, length or 1, streaming=False)
     data = {name: _find_problem(read, name, files) for name, files in read.data.input_files().items()}
-    return DryRun(read.task, batch, length, cost.parameters, cost.training_bytes, model, data)
+    return DryRun(
+        read.task, batch, length, cost.parameters, cost.training_bytes, model, data, "num_classes" in expected
+    )
 
 
 def _find_problem(recipe: Recipe, name: str, files: Sequence[str]) -> str | None:

@@ -167,6 +167,24 @@ def test_dry_run_finds_data_that_is_there(tmp_path: Path, capsys: pytest.Capture
     assert [line.split()[-1] for line in shown.splitlines() if "data: " in line] == ["found", str(tmp_path / "val")]
 
 
+def test_dry_run_counts_the_classes_that_are_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, change = str(RECIPES["imagenet_evit_tiny_p16_softmax"]), f"data.images.train={tmp_path / 'train'}"
+    found = re.search(r"parameters +([\d,]+)\n", dry_run(capsys, recipe, change))  # of the preset's 1,000 classes
+    assert found is not None
+    for name in ("cat", "dog", ".hidden"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+    fewer = int(found[1].replace(",", "")) - 998 * (192 + 1)
+    assert f"{fewer:,} with 2 classes\n" in dry_run(capsys, recipe, change)
+
+
+def test_cutoffs_above_the_vocabulary_name_their_options() -> None:
+    small = read_recipe(RECIPES["wikitext103_softmax_16"]).model_data({"vocab": 50_000})
+    with pytest.raises(
+        ValueError, match=r"60000, must be below.* 50000: set model.embedding.cutoffs and model.head.cutoffs"
+    ):
+        build_from_config(small)
+
+
 def test_dry_run_reads_the_first_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("one.txt", "two.txt"):
         (tmp_path / name).write_text("hello\n")

@@ -43,7 +43,10 @@ class EmbeddingConfig(Options):
 def vocab_bands(vocab: int, cutoffs: tuple[int, ...]) -> list[tuple[int, int]]:
     """Returns the first token and the end of each band of the vocabulary."""
     if cutoffs and cutoffs[-1] >= vocab:
-        raise ValueError(f"the last cutoff, {cutoffs[-1]}, must be below the vocabulary size {vocab}")
+        raise ValueError(
+            f"the last cutoff, {cutoffs[-1]}, must be below the vocabulary size {vocab}: set model.embedding.cutoffs "
+            "and model.head.cutoffs, or both to []"
+        )
     return list(itertools.pairwise([0, *cutoffs, vocab]))
 
 

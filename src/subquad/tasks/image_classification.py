@@ -31,7 +31,7 @@ from subquad.data.images.inputs import (
     transform_from,
 )
 from subquad.data.images.mixup import MixingOptions, draw_mixing, mix_images, mix_targets, soft_targets
-from subquad.data.images.sets import ImageSet, ImageSubset, hold_out, open_images
+from subquad.data.images.sets import ImageSet, ImageSubset, class_folders, hold_out, open_images
 from subquad.data.images.transforms import AugmentOptions
 from subquad.data.text.prepare import ReportProgress
 from subquad.decode.classify import ImageClassifier
@@ -118,6 +118,11 @@ class ImageData(DataConfig):
 
     def example(self, split: str) -> str:
         return f"data.images.{split}=FOLDER"
+
+    def count_classes(self) -> int | None:
+        """The classes of the training images if these are class folders that are there; None: only reading tells."""
+        folder = Path(self.images["train"][0]) if self.images else None
+        return len(class_folders(folder)) or None if folder is not None and folder.is_dir() else None
 
     def open_splits(self) -> dict[str, ImageSet]:
         """All splits, whose classes are numbered as those of the training images."""
@@ -257,8 +262,9 @@ class ImageClassificationTask(ClassificationTask):
 
     @classmethod
     def expected_model_config(cls, data: ImageData) -> dict[str, Any]:
-        augment = data.augment
-        return {} if augment is None else {"image_size": augment.size, "channels": len(augment.mean)}
+        augment, classes = data.augment, data.count_classes()
+        expected = {} if augment is None else {"image_size": augment.size, "channels": len(augment.mean)}
+        return expected if classes is None else {**expected, "num_classes": classes}
 
     @classmethod
     def typical_batch(cls, data: ImageData, budget: Budget) -> tuple[int, int | None]:  # noqa: ARG003

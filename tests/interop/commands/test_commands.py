@@ -1,14 +1,18 @@
 """Commands of the original programs become recipes that train what they trained."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from subquad.cli.main import run as command
+from subquad.data.text.store import open_prepared
 from subquad.interop.commands import Conversion, convert_command, convert_commands
 from subquad.interop.commands.shell import split_commands
 from subquad.mixers import Mixer
@@ -225,6 +229,35 @@ def test_the_command_prints_a_recipe_that_is_read_again(tmp_path: Path, capsys) 
     assert_same_training(Recipe.parse("printed", yaml.safe_load(printed)), shipped("iwslt14_de_en_dynamicconv"))
     assert command(["recipes", "--from", seeds.IWSLT, "--out", str(tmp_path / "my.yaml")]) == 0
     assert f"subquad train {tmp_path / 'my.yaml'} --out runs/dynamic_conv_iwslt" in (tmp_path / "my.yaml").read_text()
+
+
+@pytest.mark.parametrize("joined", ["", " --joined-dictionary"])
+def test_preprocessing_is_a_command_that_runs(joined: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for side, lines in (("de", "ein Hund\nzwei\n"), ("en", "a dog\ntwo\n")):
+        (tmp_path / f"train.{side}").write_text(lines)
+        (tmp_path / f"valid.{side}").write_text(lines)
+    text = (
+        "fairseq-preprocess --source-lang de --target-lang en --trainpref train --validpref valid --destdir data-bin/x"
+    )
+    (found,) = convert_command(text + joined)
+    assert command(shlex.split(found.commands[0])[1:]) == 0
+    prepared = open_prepared("data/x")
+    assert prepared.store("train", "target").lengths.tolist() == [2, 1]
+    assert (prepared.description["fields"]["source"] == prepared.description["fields"]["target"]) == bool(joined)
+
+
+def test_pretokenising_is_a_command_that_runs(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = Tokenizer(WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>"))
+    (tmp_path / "data/bart").mkdir(parents=True)
+    (tmp_path / "data/wmt14_en_de_csv").mkdir()
+    tokenizer.save("data/bart/tokenizer.json")
+    for split in ("train", "validation", "test"):
+        Path(f"data/wmt14_en_de_csv/wmt14_translate_de-en_{split}.csv").write_bytes(b"de,en\nb,a\na\rb,b\n")
+    (found,) = convert_command("./run.sh src/pretokenize_dataset.py")
+    assert command(shlex.split(found.commands[0])[1:]) == 0
+    assert open_prepared("data/wmt14_en_de_tokens").store("train", "source")[0].tolist() == [4]
 
 
 def test_a_command_is_trained_in_one_go(tmp_path: Path, capsys, monkeypatch) -> None:

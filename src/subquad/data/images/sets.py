@@ -151,11 +151,16 @@ class EncodedImages:
         return taken
 
 
+def class_folders(root: Path) -> list[str]:
+    """Returns the names of the folders in a folder, in alphabetical order; those that begin with a dot do not count."""
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
 class FolderImages(EncodedImages):
     """Images in files `<root>/<class>/**/<image>`. By default the classes are the folders in alphabetical order."""
 
     def __init__(self, root: Path, classes: Sequence[str] | None = None) -> None:
-        folders = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        folders = class_folders(root)
         if not folders:
             raise ValueError(f"{root} has no class folders; the images must be in folders {root}/<class>/")
         classes = list(classes) if classes is not None else folders

@@ -2,9 +2,8 @@
 
 import shlex
 from pathlib import PurePosixPath
-from typing import Any
 
-from subquad.interop.commands.conversion import RECIPE, Conversion
+from subquad.interop.commands.conversion import Conversion
 from subquad.interop.commands.fairseq_train import run_folder
 from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
@@ -82,18 +81,25 @@ def convert_preparation(invocation: Invocation) -> Conversion:
     """Converts fairseq-preprocess: text needs no step before training, and a folder that exists is read as it is."""
     arguments = read_arguments(invocation.words, PREPARATION, "fairseq-preprocess")
     languages = [str(arguments.get(name)) for name in ("source_lang", "target_lang") if name in arguments]
-    splits: dict[str, Any] = {}
-    for split, flag in (("train", "trainpref"), ("valid", "validpref"), ("test", "testpref")):
+    folder = str(arguments.get("destdir", "data-bin"))
+    prepared = f"data/{PurePosixPath(folder.rstrip('/')).name}"
+    words = ["data", "prepare", prepared, *(["--samples", "text"] if "only_source" in arguments else [])]
+    for split in ("train", "valid", "test"):
+        if f"{split}pref" in arguments:
+            prefix = str(arguments.get(f"{split}pref"))
+            files = [prefix] if "only_source" in arguments else [f"{prefix}.{language}" for language in languages]
+            words += [word for file in files for word in (f"--{split}", file)]
+    words += ["--tokenizer", "words"]
+    for flag, option in (("srcdict", "--dictionary"), ("nwordssrc", "--vocab-size")):
         if flag in arguments:
-            files = [f"{arguments.get(flag)}.{language}" for language in languages] or [str(arguments.get(flag))]
-            splits[split] = files if len(files) > 1 else files[0]
-    shown = " ".join(f"data.splits.{split}={_flow_list(files)}" for split, files in splits.items())
-    folder = arguments.get("destdir", "data-bin")
-    command = f"subquad data prepare {RECIPE} {shown}".rstrip()
+            words += [option, str(arguments.get(flag))]
+    if not {"joined_dictionary", "only_source"} & set(arguments.values):
+        words.append("--separate")
     notes = [
-        f"Nothing has to be prepared: `subquad train` does it. If the folder {folder} exists, it can be read as it is: "
-        f"data.fairseq={folder}."
+        f"A recipe reads the result with `data: {{folder: {prepared}}}`. Nothing has to be prepared, though: `subquad "
+        f"train` does it, and a folder of fairseq's that exists is read as it is: 'data:={{fairseq: {folder}}}'."
     ]
+    command = f"subquad {shlex.join(words)}"
     return Conversion("fairseq-preprocess", commands=[command], unsupported=dict(arguments.unsupported), notes=notes)
 
 
@@ -124,7 +130,3 @@ def _remove_bpe(invocation: Invocation) -> Flag:
     place = words.index("--remove-bpe") if "--remove-bpe" in words else None
     alone = place is not None and (place + 1 == len(words) or words[place + 1].startswith("-"))
     return flag._replace(switch=alone)
-
-
-def _flow_list(files: Any) -> str:
-    return f"[{','.join(files)}]" if isinstance(files, list) else str(files)

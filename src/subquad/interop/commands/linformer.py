@@ -15,6 +15,10 @@ from subquad.original_names import Flag
 Data = dict[str, Any]
 FLAGS = {"--config": Flag("the recipe"), "--checkpoint": Flag("RUN of `subquad evaluate`")}
 FILES = "data/wmt14_en_de_csv/wmt14_translate_de-en"
+SPLITS = {"train": "train", "valid": "validation", "test": "test"}
+"""The splits here, and in the names of the files."""
+TOKENIZER = "data/bart/tokenizer.json"
+PREPARED = "data/wmt14_en_de_tokens"
 LENGTHS = [2**power for power in range(8, 15)]
 TOKENS = 16384
 
@@ -30,8 +34,15 @@ def convert(invocation: Invocation, folder: Path) -> Conversion:
     if script == "evaluate":
         return _convert_evaluation(arguments)
     if script == "pretokenize_dataset":
-        note = "Nothing has to be tokenised before: `subquad train` does it once, and keeps the tokens in the run."
-        return Conversion("crybot/linformer", commands=[f"subquad data prepare {RECIPE}"], notes=[note])
+        notes = [
+            f"A recipe reads the result with `data: {{folder: {PREPARED}}}`. Nothing has to be tokenised before, "
+            "though: `subquad train` does it once, and keeps the tokens in the run."
+        ]
+        words = ["data", "prepare", PREPARED]
+        for split, name in SPLITS.items():
+            words += [f"--{split}", f"{FILES}_{name}.csv"]
+        words += ["--columns", "en,de", "--tokenizer", "file", "--tokenizer-path", TOKENIZER]
+        return Conversion("crybot/linformer", commands=[f"subquad {shlex.join(words)}"], notes=notes)
     known = "train_my.py, compare_performance.py, evaluate.py and pretokenize_dataset.py"
     raise ValueError(
         f"run.sh: {invocation.words[0] if invocation.words else 'no script'}: those that are known are {known}"
@@ -58,10 +69,9 @@ def _convert_training(config: Mapping[str, Any], arguments: Arguments) -> Conver
         "task": "translation",
         "data": {
             "splits": {
-                split: {"files": [f"{FILES}_{name}.csv"], "columns": ["en", "de"]}
-                for split, name in (("train", "train"), ("valid", "validation"), ("test", "test"))
+                split: {"files": [f"{FILES}_{name}.csv"], "columns": ["en", "de"]} for split, name in SPLITS.items()
             },
-            "tokenizer": {"kind": "file", "path": "data/bart/tokenizer.json"},
+            "tokenizer": {"kind": "file", "path": TOKENIZER},
             "max_length": length - 1,
         },
         "model": _model(config["model"], length),
