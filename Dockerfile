@@ -1,5 +1,5 @@
 # subquad for the CPU:  docker build --tag subquad .
-#                       docker run --rm --volume "$PWD:/work" subquad train /recipes/small/digits.yaml
+#                       docker run --rm --volume "$PWD:/work" subquad train digits
 # The registry's torch for Linux comes with CUDA; a smaller image takes the CPU build from the index that has it:
 #                       docker build --build-arg PIP_EXTRA_INDEX_URL=... --tag subquad .
 ARG PYTHON=3.13
@@ -16,7 +16,6 @@ RUN python -m venv /opt/subquad && /opt/subquad/bin/pip install ".[${EXTRAS}]"
 
 FROM python:${PYTHON}-slim-bookworm
 COPY --from=build /opt/subquad /opt/subquad
-COPY recipes /recipes
 ENV PATH=/opt/subquad/bin:$PATH PYTHONUNBUFFERED=1
 # Compiled kernels are kept in the user's home; its number is that of the first user of most systems, so that what is
 # written into a mounted folder belongs to them.

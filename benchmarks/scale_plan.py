@@ -110,7 +110,7 @@ class Plan:
 
 def plans_of(name: str) -> list[Plan]:
     """The recipe's update in bfloat16 and, if it asks for float32, in that, on every number of GPUs."""
-    recipe = read_recipe(ROOT / "recipes" / f"{name}.yaml")
+    recipe = read_recipe(name)
     precisions = ["bfloat16"] + (["float32"] if recipe.train.precision == "float32" else [])
     return [plan_of(name, recipe, gpus, precision) for precision in precisions for gpus in GPUS]
 

@@ -5,7 +5,6 @@ is what the ratios depend on: the heads' width, the options of the mechanisms, a
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from subquad.compare.measure.lengths import Part
@@ -15,12 +14,11 @@ from subquad.models.presets import merge_options
 from subquad.nn.stack import MixerChoice
 from subquad.train.recipe import Recipe, read_recipe
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 Data = dict[str, Any]
 
 
 class Source(NamedTuple):
-    """A recipe in recipes/, and what is changed in its model."""
+    """The name of a recipe, and what is changed in its model."""
 
     recipe: str
     changes: Data
@@ -74,7 +72,7 @@ class Study:
 
 
 def _sized(source: Source, sizes: Data) -> Recipe:
-    recipe = read_recipe(RECIPES / f"{source.recipe}.yaml")
+    recipe = read_recipe(source.recipe)
     model = merge_options(merge_options(recipe.model, source.changes), sizes)
     return Recipe.parse(source.recipe, {**recipe.model_dump(mode="json"), "model": model})
 

@@ -9,7 +9,7 @@ import pytest
 
 import subquad
 
-ORDER = ["kernels", "mixers", "testing", "nn", "models", "data", "decode"]
+ORDER = ["recipes", "kernels", "mixers", "testing", "nn", "models", "data", "decode"]
 ORDER += ["evaluate", "tasks", "train", "compare", "interop", "run", "api", "__init__", "cli", "__main__"]
 PACKAGE = Path(subquad.__file__).parent
 

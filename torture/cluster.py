@@ -82,7 +82,7 @@ def _workers(pid: int) -> list[int]:
 def comparisons(folder: Path, seed: int) -> Iterator[Result]:
     """Two processes work on a comparison in one folder, and one is killed with the training that it has begun."""
     out = folder / "comparison"
-    recipe = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=30", "schedule.warmup_updates=1"]
+    recipe = ["digits", "train.updates=30", "schedule.warmup_updates=1"]
     words = ["compare", *recipe, "--mixers", "softmax,local", "--seeds", "3", "--lengths", "", "--no-floors"]
     words += ["--out", str(out)]
     first, second = Child(words), Child(words)

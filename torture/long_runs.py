@@ -93,7 +93,7 @@ def trials(folder: Path, seeds: int, kills: int, seed: int) -> Iterator[Result]:
     out, draw = folder / "trials" / "out", random.Random(seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     mixers = ["--mixers", "softmax,eva,local,performer,linformer", "--set", "linformer.max_length=4"]
-    recipe = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=4", "schedule.warmup_updates=1"]
+    recipe = ["digits", "train.updates=4", "schedule.warmup_updates=1"]
     words = ["compare", *recipe, *mixers, "--seeds", str(seeds), "--lengths", "", "--no-floors"]
     words += ["--out", str(out)]
     child, killed = Child(words), 0

@@ -10,7 +10,7 @@ from benchmarks.measured import Result
 from subquad.compare.report.result import read_result
 from subquad.train.checkpoint import checkpoints
 from torture.cases import Case, difference, last_line
-from torture.kills import ROOT, finish, kill_all, outcome, torchrun
+from torture.kills import finish, kill_all, outcome, torchrun
 from torture.processes import Child, Failpoint, done
 from torture.stale import View
 
@@ -109,7 +109,7 @@ def _no_data_of_two(case: Case) -> list[str]:
 
 def _compared(folder: Path) -> list[str]:
     """Two processes share a comparison; the second sees what others have done late. Scores are those of one process."""
-    recipe = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=10", "schedule.warmup_updates=1"]
+    recipe = ["digits", "train.updates=10", "schedule.warmup_updates=1"]
     words = ["compare", *recipe, "--mixers", "softmax,local", "--seeds", "2", "--lengths", "", "--out"]
     alone, out = folder / "alone", folder / "both"
     if (ended := done([*words, str(alone)])).code:

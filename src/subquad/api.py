@@ -2,10 +2,10 @@
 
     import subquad
 
-    run = subquad.train("recipes/small/phrases.yaml", model={"encoder": {"mixer": "eva"}}, out="runs/eva")
+    run = subquad.train("phrases", model={"encoder": {"mixer": "eva"}}, out="runs/eva")
     subquad.evaluate(run).metrics["bleu"].value
     run.translate("5 km")
-    subquad.compare("recipes/small/phrases.yaml", ["softmax", "eva"])
+    subquad.compare("phrases", ["softmax", "eva"])
 
 `import subquad` offers these names and loads nothing heavy until one of them is used. The commands of `subquad` parse
 their words, call the same functions, and show what they return.
@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
-"""A recipe: the path of a YAML file, its content, or a recipe that was read."""
+"""A recipe: the path of a YAML file, the name of one that comes with subquad, its content, or one that was read."""
 
 
 # ---------------------------------------------------------------------- training
@@ -72,14 +72,14 @@ def train(
 ) -> Run:
     """Trains a model by a recipe, or goes on with a run that was interrupted, and returns the run.
 
-    recipe: the path of a YAML file, or its content as a mapping. changes: as on the command line, such as
-    "train.updates=100". sections: changes to the recipe's sections, such as `train={"updates": 100}`. out: the run
-    directory; by default it is runs/NAME for the recipe NAME.yaml, or the run whose own recipe is given. quiet: print
-    no progress. Under torchrun all processes call it and share the batches of every update. An interruption (SIGINT or
-    SIGTERM) finishes the update and saves it, and then raises KeyboardInterrupt.
+    recipe: the path of a YAML file, the name of a recipe that comes with subquad, or its content as a mapping. changes:
+    as on the command line, such as "train.updates=100". sections: changes to the recipe's sections, such as
+    `train={"updates": 100}`. out: the run directory; by default it is runs/NAME for the recipe NAME, or the run whose
+    own recipe is given. quiet: print no progress. Under torchrun all processes call it and share the batches of every
+    update. An interruption (SIGINT or SIGTERM) finishes the update and saves it, and then raises KeyboardInterrupt.
 
     >>> import subquad
-    >>> run = subquad.train("recipes/small/digits.yaml", train={"updates": 60}, out="runs/digits", quiet=True)
+    >>> run = subquad.train("digits", train={"updates": 60}, out="runs/digits", quiet=True)
     >>> run.updates, sorted(run.metrics)
     (60, ['loss', 'top1', 'top5'])
     """
@@ -151,7 +151,7 @@ def dry_run(recipe: RecipeLike, *changes: str, **sections: Any) -> DryRun:
     """Checks a recipe and its data, and estimates the size and memory of its model without training anything.
 
     >>> import subquad
-    >>> found = subquad.dry_run("recipes/small/digits.yaml")
+    >>> found = subquad.dry_run("digits")
     >>> found.parameters < 100_000, found.problems
     (True, {})
     """
@@ -325,7 +325,7 @@ def compare(
 
     >>> import subquad
     >>> small = {"train": {"updates": 60}, "model": {"dim": 16}, "floors": False}
-    >>> result = subquad.compare("recipes/small/digits.yaml", ["softmax"], seeds=1, lengths=[], quiet=True, **small)
+    >>> result = subquad.compare("digits", ["softmax"], seeds=1, lengths=[], quiet=True, **small)
     >>> [(trial.mechanism, trial.status) for trial in result.trials]
     [('softmax', 'done')]
     """

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def test_an_epoch_and_a_run_follow_from_the_timed_updates(tmp_path: Path, capsys) -> None:
     out = tmp_path / "costs.json"
     words = ["--mixers", "softmax,recipe", "--updates", "3", "--out", str(out)]
-    assert run(["bench", "--recipe", str(ROOT / "recipes/small/digits.yaml"), *words]) == 0
+    assert run(["bench", "--recipe", "digits", *words]) == 0
     printed = capsys.readouterr().out
     assert "extrapolated from 3 updates" in printed
     rows = json.loads(out.read_text())["rows"]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from subquad.cli.main import app
 from subquad.files import MOST_VALUES, parse_yaml
+from subquad.recipes import FOLDER
 from subquad.train.recipe import Recipe, read_recipe
 from tests.fuzzing import WORDS, called, edited, fuzzed, junk, kept_promise
 
-FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(FOLDER.rglob("*.yaml"))}
 
 
@@ -57,7 +57,7 @@ def test_damaged_recipes(tmp_path: Path, name: str, place: float, length: int, n
     value=junk().map(lambda value: yaml.safe_dump(value, default_flow_style=True)) | st.text(max_size=12),
 )
 def test_changes_of_any_value(place: str, value: str) -> None:
-    kept_promise(lambda: read_recipe(FOLDER / "small" / "phrases.yaml", [f"{place}={value}"]))
+    kept_promise(lambda: read_recipe("phrases", [f"{place}={value}"]))
 
 
 DOUBLED = "\n".join(["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))])

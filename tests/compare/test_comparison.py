@@ -27,7 +27,7 @@ pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
 ROOT = Path(__file__).parents[2]
-DIGITS = [str(ROOT / "recipes/small/digits.yaml"), "train.updates=2", "schedule.warmup_updates=1"]
+DIGITS = ["digits", "train.updates=2", "schedule.warmup_updates=1"]
 MIXERS = ["--mixers", "eva,linformer", "--set", "linformer.max_length=4"]  # images of 16 patches are longer than that
 MEASURED = ["--lengths", "16,64", "--tokens", "64", "--rounds", "1"]
 ONE_SEED = ["--seeds", "1"]

@@ -10,12 +10,13 @@ from subquad.compare.report.study import decision_map, read_study, study_tables
 from subquad.compare.study import options_at, plan_study, recipe_at
 from subquad.compare.variants import applicable
 from subquad.mixers import available
+from subquad.recipes import FOLDER
 from subquad.train.recipe import read_recipe
 from tests.compare.plans import PAIRS
 
 ROOT = Path(__file__).parents[2]
-PIXELS = ROOT / "recipes/small/digits_pixels.yaml"
-LONG = {path.stem: path for path in sorted((ROOT / "recipes/long").glob("*.yaml"))}
+PIXELS = "digits_pixels"
+LONG = {path.stem: path for path in sorted((FOLDER / "long").glob("*.yaml"))}
 TINY = [
     "model.dim=8",
     "train.updates=2",
@@ -38,7 +39,7 @@ def test_the_long_recipes_have_any_length(name: str, length: int) -> None:
 
 def test_a_batch_of_samples_becomes_one_of_as_many_tokens() -> None:
     changes = ["data.options.length=64", "train.budget.max_sentences=32"]
-    recipe = recipe_at(read_recipe(ROOT / "recipes/small/associative_recall.yaml", changes), 256)
+    recipe = recipe_at(read_recipe("small/associative_recall", changes), 256)
     assert (recipe.train.budget.max_tokens, recipe.train.budget.max_sentences) == (32 * 64, None)
 
 
@@ -64,14 +65,14 @@ def test_what_has_lengths_of_its_own_is_refused() -> None:
     with pytest.raises(ValueError, match="an image of 1,024 patches has more pixels than a batch"):
         recipe_at(read_recipe(PIXELS, ["train.budget.max_sentences=3"]), 1024)
     with pytest.raises(ValueError, match="the stages of a pyramid read sequences of different lengths"):
-        recipe_at(read_recipe(ROOT / "recipes/imagenet_pvt_v2_b3_eva.yaml"), 196)
+        recipe_at(read_recipe("imagenet_pvt_v2_b3_eva"), 196)
 
 
 def test_images_have_as_many_patches_and_batches_as_many_pixels() -> None:
     pixels = recipe_at(read_recipe(PIXELS), 1024)
     assert pixels.model_dump()["data"]["options"] == {"size": 32}
     assert pixels.train.budget.max_sentences == 32 // 4
-    patches = recipe_at(read_recipe(ROOT / "recipes/small/cifar10_eva.yaml"), 256)
+    patches = recipe_at(read_recipe("cifar10_eva"), 256)
     assert patches.model_dump()["data"]["augment"]["size"] == 64
     assert patches.train.budget.max_sentences == 16
 

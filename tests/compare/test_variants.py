@@ -158,7 +158,7 @@ RECIPES = {
 def test_published_options_are_those_of_the_recipes(mechanism: str) -> None:
     for name, published in mixer_class(mechanism).published.items():
         file, stack = RECIPES[mechanism, name]
-        theirs = read_recipe(ROOT / f"recipes/{file}.yaml")
+        theirs = read_recipe(file)
         options, settings = split_settings(mechanism, published)
         assert {"name": theirs.model[stack]["mixer"]["name"], **options} == theirs.model[stack]["mixer"]
         assert settings == read_settings(theirs.model_dump(), settings)

@@ -183,8 +183,8 @@ MADE: dict[str, Callable[[Path], None]] = {
 """By the name that a page has for it."""
 READ: dict[str, tuple[str, Callable[[Path], None]]] = {
     "lightconv.glu.wmt17.zh-en": (f"{TORCH_HOME}/subquad/lightconv.glu.wmt17.zh-en", archive),
-    "recipes/small/cifar10": ("data/cifar10", mosaics),
-    "recipes/small/multi30k": ("data/multi30k", parallel_text),
-    "recipes/small/wikitext2": ("data/wikitext2", text_of_words),
+    "cifar10_": ("data/cifar10", mosaics),
+    "multi30k_": ("data/multi30k", parallel_text),
+    "wikitext2_": ("data/wikitext2", text_of_words),
 }
 """By what reads it: its place, and what makes it."""

@@ -34,6 +34,7 @@ from PIL import Image
 
 from subquad.cli.main import run
 from subquad.models.presets import merge_options
+from subquad.recipes import names
 from subquad.train.recipe import Recipe, read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +135,7 @@ class Session:
         """The files that pages speak of: recipes, scripts, a reader's data, runs of other pages, other programs'."""
         from tests.docs.files import write_files  # it reads golden fixtures, which a copy of the tests may lack
 
-        for name in ("recipes", "examples", "benchmarks", "tools"):
+        for name in ("examples", "benchmarks", "tools"):
             (self.folder / name).symlink_to(ROOT / name)
         write_data(self.folder)
         write_files(self.folder, text)
@@ -229,12 +230,12 @@ class Session:
             return ""
         (image,) = self.images & set(words)
         inside = words[words.index(image) + 1 :]
-        return self.subquad([word.removeprefix("/") if word.startswith("/recipes/") else word for word in inside])
+        return self.subquad(list(inside))
 
 
 def is_large(recipe: str) -> bool:
     """Whether a recipe trains for days, on data that is not here."""
-    return recipe.startswith("recipes/") and "/small/" not in recipe
+    return recipe in names() and "/" not in recipe
 
 
 def make(target: str, *variables: str) -> str:
@@ -272,9 +273,9 @@ def shortened(words: list[str]) -> list[str]:
         return [*kept, *(["--updates", "1"] if counts & set(words) else [])]
     if "--dry-run" in words:
         return words
-    if "recipes/small/cifar10_softmax.yaml" in words:  # of the few images that stand for the set
+    if "cifar10_softmax" in words:  # of the few images that stand for the set
         words = [*words, "data.hold_out=20"]
-    if "recipes/small/speeches_long.yaml" in words:  # blocks that fit into a short batch
+    if "speeches_long" in words:  # blocks that fit into a short batch
         words = [*words, "data.blocks.tokens_per_sample=256"]
     if "--tune" in words:
         words = [*words, "--tune", "1"]

@@ -92,7 +92,7 @@ for words in json.loads(sys.argv[1]):
 
 def test_commands_find_the_package(installed: Path) -> None:
     """A recipe of ours is trained with it, goes on and is evaluated, in the fresh environment."""
-    recipe = str(ROOT / "recipes/small/phrases.yaml")
+    recipe = "phrases"
     words = [
         ["info", "gla"],
         [
@@ -126,7 +126,7 @@ def test_commands_find_the_package(installed: Path) -> None:
 
 @pytest.mark.nightly
 def test_the_package_is_compared_with_others(installed: Path) -> None:
-    python, recipe = installed / "environment/bin/python", str(ROOT / "recipes/small/phrases.yaml")
+    python, recipe = installed / "environment/bin/python", "phrases"
     words = ["compare", recipe, *TINY, "decode.beam=1", "--mixers", "lightconv,gla", "--baseline", "lightconv"]
     words += ["--lengths", "16", "--tokens", "32", "--rounds", "1", "--seeds", "1", "--out", "both"]
     assert "gla" in call(python, "-m", "subquad", *words, folder=installed)

@@ -81,7 +81,7 @@ def test_a_causal_stack_does_not_look_ahead_by_an_option() -> None:
 
 
 def test_comparisons_put_it_where_it_can_stand() -> None:
-    recipe = read_recipe(ROOT / "recipes/small/phrases.yaml")
+    recipe = read_recipe("phrases")
     variant = build_variant(recipe, "sum", "runningsum", {}, recipe.model)
     assert variant.model["encoder"]["mixer"]["name"] == "lightconv"
     assert variant.model["decoder"]["mixer"]["name"] == "runningsum"

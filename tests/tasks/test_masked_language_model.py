@@ -180,7 +180,7 @@ def test_mechanisms_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_masking_means_nothing_to_other_tasks() -> None:
-    recipe = Path(__file__).parents[2] / "recipes/small/speeches.yaml"
+    recipe = "small/speeches"
     with pytest.raises(ValueError, match=r"data\.masking has no meaning for task language-model"):
         read_recipe(recipe, ["data.masking.share=0.3"])
 

@@ -53,7 +53,7 @@ def test_softmax_recalls_and_a_short_convolution_cannot(tmp_path: Path) -> None:
 def test_the_recipes_for_a_laptop_tell_them_apart(
     name: str, learned: float, not_learned: float, seed: int, tmp_path: Path
 ) -> None:
-    recipe = ROOT / f"recipes/small/{name}.yaml"
+    recipe = f"small/{name}"
     assert accuracy(recipe, "softmax", tmp_path / "softmax", seed) > learned
     assert accuracy(recipe, LIGHTCONV, tmp_path / "lightconv", seed) < not_learned
 

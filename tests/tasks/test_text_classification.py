@@ -258,7 +258,7 @@ def test_listops_is_learned_by_attention_and_not_by_counting(tmp_path: Path) -> 
     found = {}
     for mixer in ("softmax", "identity"):
         changes = [f"model.encoder.mixer={mixer}", "train.updates=300", "train.validate_every=300"]
-        recipe = Path(__file__).parents[2] / "recipes/small/listops.yaml"
+        recipe = "small/listops"
         assert command(["train", str(recipe), *changes, "--out", str(tmp_path / mixer)]) == 0
         found[mixer] = evaluate_run(load_trained(tmp_path / mixer), "test").measures["top1"].value
     assert found["softmax"] > 0.3

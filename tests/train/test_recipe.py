@@ -1,4 +1,4 @@
-"""The recipes in recipes/: all parse and build, the large ones have the papers' sizes, and mistakes are one line."""
+"""The recipes of the package: all parse and build, the large ones have the papers' sizes, mistakes are one line."""
 
 import re
 from pathlib import Path
@@ -9,11 +9,12 @@ import yaml
 
 from subquad.cli.main import run
 from subquad.models import Model, build_from_config, preset
+from subquad.recipes import FOLDER
 from subquad.tasks.image_classification import ImageData
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.schedules import Schedule
 
-FOLDER = Path(__file__).parents[2] / "recipes"
+ROOT = Path(__file__).parents[2]
 RECIPES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in sorted(FOLDER.rglob("*.yaml"))}
 LARGE = [name for name in RECIPES if "/" not in name]
 MILLION = 1e6
@@ -294,7 +295,7 @@ def test_files_that_hold_no_recipe(content: str | None, message: str, tmp_path: 
 
 
 def test_the_recipe_of_the_guide_is_one() -> None:
-    guide = (FOLDER.parent / "docs" / "training.md").read_text()
+    guide = (ROOT / "docs" / "training.md").read_text()
     (block,) = re.findall(r'^```yaml title="my.yaml"\n(.*?)^```$', guide, re.DOTALL | re.MULTILINE)
     recipe = Recipe.parse("guide", yaml.safe_load(block))
     with torch.device("meta"):

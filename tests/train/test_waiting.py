@@ -11,7 +11,7 @@ from torch import nn
 from subquad.train.optim import OptimConfig, build_optimizer, clip_gradients, scale_gradients
 from subquad.train.recipe import Recipe, read_recipe
 from tests.emulated_gpu.counts import SYNCHRONISATION, counted, record
-from tests.emulated_gpu.programs import ROOT, needs_emulated_gpu, run_tests_on_emulated_gpu
+from tests.emulated_gpu.programs import needs_emulated_gpu, run_tests_on_emulated_gpu
 from tests.train.test_trainer import recipe, trainer
 
 BACKWARD = "backward"
@@ -30,7 +30,7 @@ def test_every_task() -> None:
 def shipped(name: str, *changes: str) -> Recipe:
     """A small recipe that is shipped, with smaller data and batches."""
     smaller = ["train.updates=9", "train.budget={max_sentences: 4}", "model.dim=16"]
-    return read_recipe(ROOT / "recipes" / "small" / f"{name}.yaml", [*smaller, *changes])
+    return read_recipe(f"small/{name}", [*smaller, *changes])
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

@@ -23,7 +23,7 @@ def advise(
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Measure the whole model of this recipe instead of single layers."),
+        typer.Option(metavar="RECIPE", help="Measure the whole model of this recipe instead of single layers."),
     ] = None,
     results: Annotated[
         list[Path] | None,
@@ -58,7 +58,7 @@ def advise(
 
     Examples:
     subquad advise --length 8000 --causal --memory 16G
-    subquad advise --length 4096 --recipe recipes/small/phrases.yaml --mixers lightconv,eva,local
+    subquad advise --length 4096 --recipe phrases --mixers lightconv,eva,local
     subquad advise --length 16000 --results runs/which/result.json --json advice.json
     """
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):

@@ -79,7 +79,7 @@ def bench(
     subquad bench
     subquad bench --mixers eva,local,performer --lengths 512,2048 --set eva.window=64 --out bench.json
     subquad bench --causal --device cuda --out result.json
-    subquad bench --recipe recipes/small/speeches.yaml --mixers softmax,eva --updates 20
+    subquad bench --recipe small/speeches --mixers softmax,eva --updates 20
     subquad bench --preset linformer_translation_k128 --part encoder --lengths 256,1024,4096 --out lengths.csv
     """
     if out is not None and not out.absolute().parent.is_dir():

@@ -163,21 +163,22 @@ def compare(
     failed, after everything else was done. If RECIPE is a folder, all its recipes are compared, and end in one table.
 
     Examples:
-    subquad compare recipes/small/digits.yaml --mixers softmax,eva,lightconv --seeds 5
-    subquad compare recipes/small/phrases.yaml train.updates=500 --mixers eva,wide=eva --set wide.window=32
-    subquad compare recipes/small/phrases.yaml --mixers eva --mixers 'hybrid=eva*1,softmax' --set eva.schedule.lr=1e-3
-    subquad compare recipes/small/phrases.yaml --mixers lightconv,lara --dry-run
-    subquad compare recipes/small/speeches.yaml --mixers lightconv,eva --tune 8 --seeds 3
-    subquad compare recipes/small/speeches.yaml --mixers lightconv,eva --quality-lengths 256,1024,4096
-    subquad compare recipes/small/digits.yaml --run runs/a --run b=runs/b --baseline a --lengths ""
-    subquad compare recipes/small/digits.yaml --mixers linear --executor ray --executor-options cpus=2
-    subquad compare recipes/small/digits.yaml --mixers linear --shard 1/2 --out /shared/digits
-    subquad compare recipes/small/digits.yaml --merge --out /shared/digits
+    subquad compare digits --mixers softmax,eva,lightconv --seeds 5
+    subquad compare phrases train.updates=500 --mixers eva,wide=eva --set wide.window=32
+    subquad compare phrases --mixers eva --mixers 'hybrid=eva*1,softmax' --set eva.schedule.lr=1e-3
+    subquad compare phrases --mixers lightconv,lara --dry-run
+    subquad compare small/speeches --mixers lightconv,eva --tune 8 --seeds 3
+    subquad compare small/speeches --mixers lightconv,eva --quality-lengths 256,1024,4096
+    subquad compare digits --run runs/a --run b=runs/b --baseline a --lengths ""
+    subquad compare digits --mixers linear --executor ray --executor-options cpus=2
+    subquad compare digits --mixers linear --shard 1/2 --out /shared/digits
+    subquad compare digits --merge --out /shared/digits
     """
     wanted, engine = parse_shard(shard), parse_executor(executor, executor_options)
     out = out or Path("runs") / f"compare-{recipe.stem}"
     from subquad.compare import Comparison
     from subquad.compare.study import Study, plan_study, read_recipes
+    from subquad.recipes import find_folder
 
     if merge:
         comparison = Comparison.open(out, baseline, margin)
@@ -209,7 +210,7 @@ def compare(
             "retry": retry,
             "tune": tune,
         }
-        if trained_at or recipe.is_dir():
+        if trained_at or find_folder(recipe) is not None:
             if run:
                 raise ValueError("--run is for the comparison of one recipe at its own length")
             study = Study.create(parts, out, **what)

@@ -109,7 +109,7 @@ def options(
     Examples:
     subquad doctor
     subquad demo
-    subquad train recipes/small/phrases.yaml --out runs/phrases
+    subquad train phrases --out runs/phrases
     echo "5 km" | subquad translate runs/phrases
     """
     # Here every command passes, and a plain `--help` does not.

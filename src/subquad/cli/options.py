@@ -14,7 +14,8 @@ RunFolders = Annotated[
     typer.Argument(metavar="RUN", help="The run directory. Several runs are used together, as an ensemble."),
 ]
 RecipeFile = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="A recipe, which is a YAML file. The folder recipes/ has examples.")
+    Path,
+    typer.Argument(metavar="RECIPE", help="A recipe: a YAML file, or a name of which `subquad recipes` lists all."),
 ]
 Checkpoint = Annotated[
     str,

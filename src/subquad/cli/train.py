@@ -23,7 +23,7 @@ VOCABULARIES = ("vocab", "source_vocab", "target_vocab")
 def train(
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="RECIPE", help="A recipe, which is a YAML file. The folder recipes/ has examples."),
+        typer.Argument(metavar="RECIPE", help="A recipe: a YAML file, or a name of which `subquad recipes` lists all."),
     ] = None,
     changes: Annotated[
         list[str] | None,
@@ -57,13 +57,13 @@ def train(
     train.accumulate must be a multiple of their number.
 
     Examples:
-    subquad train recipes/small/digits.yaml
-    subquad train recipes/small/phrases.yaml model.encoder.mixer=eva --out runs/eva
-    subquad train recipes/small/phrases.yaml train.updates=500 --dry-run
-    subquad train recipes/small/phrases.yaml 'data.tokenizer:={kind: bpe, vocab_size: 400}' --out runs/bpe
+    subquad train digits
+    subquad train phrases model.encoder.mixer=eva --out runs/eva
+    subquad train phrases train.updates=500 --dry-run
+    subquad train phrases 'data.tokenizer:={kind: bpe, vocab_size: 400}' --out runs/bpe
     subquad train --from 'fairseq-train data-bin/iwslt14 -a lightconv_iwslt_de_en --max-update 50000 --max-tokens 4000'
     subquad train runs/eva/recipe.yaml --out runs/eva train.updates=4000
-    torchrun --nproc-per-node=2 -m subquad train recipes/small/phrases.yaml train.accumulate=2 --out runs/two
+    torchrun --nproc-per-node=2 -m subquad train phrases train.accumulate=2 --out runs/two
     """
     from subquad import api
     from subquad.progress import format_metrics

@@ -27,6 +27,7 @@ from subquad.mixers import available, mixer_class
 from subquad.models.presets import merge_options
 from subquad.nn.stack import MixerChoice
 from subquad.progress import Progress
+from subquad.recipes import find_folder
 from subquad.train.recipe import Changes, Recipe, read_recipe
 
 EMBEDDINGS = ("source", "target", "embedding")
@@ -49,22 +50,22 @@ def study(
 ) -> dict[str, Result]:
     """Compares mechanisms in several recipes, or in one at several lengths, and returns the results by their titles.
 
-    recipes: files, or a folder whose recipes are all meant; changes: to each of them, such as "train.updates=100". out:
-    the folder of the study, which gets study.html beside a folder for each comparison; it goes on where it was
-    interrupted. mixers, options, executor and `more` are those of `subquad.compare`; "all" stands for those that the
-    model of a recipe can have. quality_lengths: at which samples are trained, scored and measured; none: at the
-    recipe's own.
+    recipes: files or names, or a folder whose recipes are all meant; changes: to each of them, such as
+    "train.updates=100". out: the folder of the study, which gets study.html beside a folder for each comparison; it
+    goes on where it was interrupted. mixers, options, executor and `more` are those of `subquad.compare`; "all" stands
+    for those that the model of a recipe can have. quality_lengths: at which samples are trained, scored and measured;
+    none: at the recipe's own.
 
     >>> import subquad
     >>> small = {"seeds": 1, "floors": False, "rounds": [1], "quiet": True}
     >>> small["changes"] = ["train.updates=2", "data.options.valid=8", "data.options.test=8"]
-    >>> results = subquad.study("recipes/small/associative_recall.yaml", ["softmax"], out="runs/recall", **small)
+    >>> results = subquad.study("small/associative_recall", ["softmax"], out="runs/recall", **small)
     >>> list(results)
     ['associative_recall']
     """
     engine = build_executor(executor, executor_options) if isinstance(executor, str) else executor
     paths = [recipes] if isinstance(recipes, str | Path) else recipes
-    read = {name: one for path in paths for name, one in read_recipes(Path(path), changes).items()}
+    read = {name: one for path in paths for name, one in read_recipes(path, changes).items()}
     labels = available() if mixers == "all" else mixers
     parts = plan_study(read, labels, quality_lengths, options, only_applicable=mixers == "all")
     planned = Study.create(parts, Path(out), **more)
@@ -74,11 +75,12 @@ def study(
     return {part.title: result for part, result in found.results(Path(out)).items()}
 
 
-def read_recipes(path: Path, changes: Changes) -> dict[str, Recipe]:
-    """The recipe of a file, or all recipes of a folder, by name."""
-    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+def read_recipes(given: str | Path, changes: Changes) -> dict[str, Recipe]:
+    """The recipe of a file or a name, or all recipes of a folder, by name."""
+    folder = find_folder(given)
+    files = [Path(given)] if folder is None else sorted(folder.glob("*.yaml"))
     if not files:
-        raise ValueError(f"the folder {path} holds no recipe, which is a file NAME.yaml")
+        raise ValueError(f"the folder {given} holds no recipe, which is a file NAME.yaml")
     return {file.stem: read_recipe(file, changes) for file in files}
 
 

@@ -7,7 +7,6 @@ schedule: {kind: inverse-sqrt, lr: 3e-3, warmup_updates: 200}
 train: {updates: 1000, budget: {max_tokens: 2048}}
 """
 
-import difflib
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from subquad.mixers.registry import check_origins, origins
 from subquad.models import MODELS, PRESETS, preset
 from subquad.models.presets import merge_options
 from subquad.nn.stack import mixer_names
+from subquad.recipes import find_recipe
 from subquad.tasks import DataConfig, Task, available_tasks, task_class
 from subquad.train.checkpoint import CheckpointRetention
 from subquad.train.optim import OptimConfig
@@ -159,9 +159,9 @@ of one, as in "data.tokenizer:={kind: bpe}".
 
 
 def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Changes = ()) -> Recipe:
-    """Reads a recipe and applies changes. recipe: the path of a YAML file, its content, or a recipe that was read."""
+    """Reads a recipe and applies changes. recipe: as for `find_recipe`, or its content, or a recipe that was read."""
     if isinstance(recipe, str | Path):
-        owner, data = f"recipe {recipe}", _read_file(Path(recipe))
+        owner, data = f"recipe {recipe}", _read_file(recipe)
     else:
         owner, data = "recipe", recipe.model_dump() if isinstance(recipe, Recipe) else dict(recipe)
     for change in changes:
@@ -169,14 +169,8 @@ def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Chan
     return Recipe.parse(owner, data)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, and a recipe is a YAML file; that of a run is {path / 'recipe.yaml'}")
-    if not path.exists():
-        files = {other.stem: other.name for other in path.parent.glob("*.yaml")}  # ".yaml" would make all names alike
-        close = difflib.get_close_matches(path.stem, files, n=1)
-        near = f"; did you mean {files[close[0]]!r}?" if close else "."
-        raise ValueError(f"there is no recipe {path}{near} The path starts at the current folder, {Path.cwd()}")
+def _read_file(given: str | Path) -> dict[str, Any]:
+    path = find_recipe(given)
     data = read_yaml(path, "recipe")
     check_stored_origins(path.parent)
     return data

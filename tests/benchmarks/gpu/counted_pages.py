@@ -17,7 +17,7 @@ NAME = "wikitext103_primal"
 
 
 def check_the_arithmetic_of_a_plan() -> None:
-    recipe = read_recipe(scale_plan.ROOT / "recipes" / f"{NAME}.yaml")
+    recipe = read_recipe(NAME)
     eight, many = (plan_of(NAME, recipe, gpus, "bfloat16") for gpus in (8, 64))
     assert eight.update_tokens == many.update_tokens == 16 * 2048
     assert eight.state_bytes(0) == 16 * eight.cost.parameters  # four numbers of four bytes

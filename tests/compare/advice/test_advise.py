@@ -18,7 +18,7 @@ from tests.compare.cases import LENGTHS, SHAPES, TOKENS, synthetic
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
 ROOT = Path(__file__).parents[3]
-RECIPE = ROOT / "recipes/small/phrases.yaml"
+RECIPE = "phrases"
 TINY = ["--lengths", "8,16,24,32", "--rounds", "2", "--dim", "16", "--heads", "2"]
 
 

@@ -17,7 +17,7 @@ from subquad.train.checkpoint import checkpoints
 
 pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")
 ROOT = Path(__file__).parents[3]
-RECIPE = str(ROOT / "recipes/small/digits.yaml")
+RECIPE = "digits"
 ENGINES = {"ray": ["--executor", "ray"], "slurm": ["--executor", "slurm", "--executor-options", "cluster=local"]}
 
 

@@ -16,7 +16,7 @@ from subquad.compare.executors.ray import LOCAL_SETTINGS, LOOPBACK, SETTINGS
 from subquad.compare.locks import lock_path, try_lock
 from tests.compare.executors.pieces import Toy
 
-RECIPE = str(Path(__file__).parents[3] / "recipes/small/digits.yaml")
+RECIPE = "digits"
 
 
 def do(executor: Executor, out: Path, pieces: Sequence[Piece], lines: list[str] | None = None) -> list[str]:

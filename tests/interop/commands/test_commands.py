@@ -38,7 +38,7 @@ def recipe_of(conversion: Conversion) -> Recipe:
 
 
 def shipped(name: str) -> Recipe:
-    return read_recipe(ROOT / "recipes" / f"{name}.yaml")
+    return read_recipe(name)
 
 
 def meta_model(recipe: Recipe) -> Any:
