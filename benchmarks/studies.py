@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from subquad.compare.measure.lengths import Part
 from subquad.compare.plan import Plan
 from subquad.compare.variants import Variant
-from subquad.models.presets import merge_options
+from subquad.config import merge_options
 from subquad.nn.stack import MixerChoice
 from subquad.train.recipe import Recipe, read_recipe
 

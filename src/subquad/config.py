@@ -1,14 +1,15 @@
-"""Options: typed, frozen, and refused by name when they are wrong."""
+"""Options: typed, frozen, and refused by name when they are wrong; and changes to them."""
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from subquad.files import parse_yaml
 from subquad.original_names import ATTENTION, PROGRAMS, VALUES, Flag, key
 
 MOST_SHOWN = 200
@@ -147,3 +148,51 @@ def _model_at(options: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
         inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
         options = next((part for part in inner if issubclass(part, BaseModel)), options)
     return options
+
+
+# ---------------------------------------------------------------------- changes
+
+
+def merge_options(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges `changes` into `base`, mapping by mapping. A mapping with a `name` (a mixer) replaces the old one."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        old = {"name": old} if isinstance(old, str) else old
+        merges = isinstance(value, Mapping) and "name" not in value and isinstance(old, Mapping)
+        result[key] = merge_options(old, value) if merges and old is not None else value
+    return result
+
+
+def changed_names(text: str) -> list[str]:
+    """Returns ["a", "b"] for the change `a.b=c` or `a.b:=c`."""
+    key, equals, _ = text.partition("=")
+    names = key.strip().removesuffix(":").split(".")
+    if not equals or not all(names):
+        raise ValueError(
+            f"{text!r} is not a change to the recipe; write NAME=VALUE, such as train.updates=100, or NAME:=VALUE to "
+            "replace a whole section"
+        )
+    return names
+
+
+def apply_change(data: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Returns a recipe with the change `a.b=c`, which is merged, or `a.b:=c`, which replaces; c is read as YAML."""
+    names, (key, _, value) = changed_names(text), text.partition("=")
+    try:
+        change: Any = parse_yaml(value)
+    except ValueError:
+        raise ValueError(f"{text!r}: the value is not YAML") from None
+    if key.rstrip().endswith(":"):
+        return _replace(data, names, change)
+    for name in reversed(names):
+        change = {name: change}
+    return merge_options(data, change)
+
+
+def _replace(data: Mapping[str, Any], names: Sequence[str], value: Any) -> dict[str, Any]:
+    first, *rest = names
+    if not rest:
+        return {**data, first: value}
+    inner = data.get(first)
+    return {**data, first: _replace(inner if isinstance(inner, Mapping) else {}, rest, value)}

@@ -33,7 +33,7 @@ import yaml
 from PIL import Image
 
 from subquad.cli.main import run
-from subquad.models.presets import merge_options
+from subquad.config import merge_options
 from subquad.recipes import names
 from subquad.train.recipe import Recipe, read_recipe
 

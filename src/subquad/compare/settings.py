@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
-from subquad.config import nearest
-from subquad.models.presets import merge_options
+from subquad.config import merge_options, nearest
 from subquad.train.recipe import Recipe
 
 SECTIONS = ("model", "optim", "schedule", "train")

@@ -23,8 +23,8 @@ from subquad.compare.report.result import Result
 from subquad.compare.report.study import StudyPart, StudyResult, write_study
 from subquad.compare.settings import change_recipe
 from subquad.compare.variants import applicable, parse_label
+from subquad.config import merge_options
 from subquad.mixers import available, mixer_class
-from subquad.models.presets import merge_options
 from subquad.nn.stack import MixerChoice
 from subquad.progress import Progress
 from subquad.recipes import find_folder

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
+from subquad.config import merge_options
 from subquad.models.base import Model, build_from_config
 from subquad.models.language import LanguageModel
-from subquad.models.presets import merge_options
 from subquad.models.seq2seq import Seq2Seq
 
 FLOAT_BYTES = 4

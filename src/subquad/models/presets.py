@@ -7,7 +7,7 @@ Dropout rates are the defaults of the architectures, which recipes change.
 from collections.abc import Mapping
 from typing import Any
 
-from subquad.config import nearest
+from subquad.config import merge_options, nearest
 from subquad.models.base import MODELS, Model, build_from_config
 
 Data = dict[str, Any]
@@ -213,17 +213,6 @@ def preset(name: str, changes: Mapping[str, Any] | None = None) -> Data:
     if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no preset is called {name!r}{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
     return merge_options(PRESETS[name], changes or {})
-
-
-def merge_options(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Data:
-    """Merges `changes` into `base`, mapping by mapping. A mapping with a `name` (a mixer) replaces the old one."""
-    result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
-        old = {"name": old} if isinstance(old, str) else old
-        merges = isinstance(value, Mapping) and "name" not in value and isinstance(old, Mapping)
-        result[key] = merge_options(old, value) if merges and old is not None else value
-    return result
 
 
 def build_model(name: str, **changes: Any) -> Model:

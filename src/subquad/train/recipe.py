@@ -15,13 +15,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, create_model
 
-from subquad.config import Options, nearest
+from subquad.config import Options, apply_change, merge_options, nearest
 from subquad.data.batches import Budget
 from subquad.decode.options import DecodeOptions
-from subquad.files import parse_yaml, read_yaml, wrap_corrupt_data_errors
+from subquad.files import read_yaml, wrap_corrupt_data_errors
 from subquad.mixers.registry import check_origins, origins
 from subquad.models import MODELS, PRESETS, preset
-from subquad.models.presets import merge_options
 from subquad.nn.stack import mixer_names
 from subquad.recipes import find_recipe
 from subquad.tasks import DataConfig, Task, available_tasks, task_class
@@ -165,7 +164,7 @@ def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Chan
     else:
         owner, data = "recipe", recipe.model_dump() if isinstance(recipe, Recipe) else dict(recipe)
     for change in changes:
-        data = _apply_word(data, change) if isinstance(change, str) else merge_options(data, change)
+        data = apply_change(data, change) if isinstance(change, str) else merge_options(data, change)
     return Recipe.parse(owner, data)
 
 
@@ -174,40 +173,6 @@ def _read_file(given: str | Path) -> dict[str, Any]:
     data = read_yaml(path, "recipe")
     check_stored_origins(path.parent)
     return data
-
-
-def changed_names(text: str) -> list[str]:
-    """Returns ["a", "b"] for the change `a.b=c` or `a.b:=c`."""
-    key, equals, _ = text.partition("=")
-    names = key.strip().removesuffix(":").split(".")
-    if not equals or not all(names):
-        raise ValueError(
-            f"{text!r} is not a change to the recipe; write NAME=VALUE, such as train.updates=100, or NAME:=VALUE to "
-            "replace a whole section"
-        )
-    return names
-
-
-def _apply_word(data: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Returns a recipe with the change `a.b=c`, which is merged, or `a.b:=c`, which replaces; c is read as YAML."""
-    names, (key, _, value) = changed_names(text), text.partition("=")
-    try:
-        change: Any = parse_yaml(value)
-    except ValueError:
-        raise ValueError(f"{text!r}: the value is not YAML") from None
-    if key.rstrip().endswith(":"):
-        return _replace(data, names, change)
-    for name in reversed(names):
-        change = {name: change}
-    return merge_options(data, change)
-
-
-def _replace(data: Mapping[str, Any], names: Sequence[str], value: Any) -> dict[str, Any]:
-    first, *rest = names
-    if not rest:
-        return {**data, first: value}
-    inner = data.get(first)
-    return {**data, first: _replace(inner if isinstance(inner, Mapping) else {}, rest, value)}
 
 
 # ---------------------------------------------------------------------- where the mechanisms of a run came from

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import yaml
 
+from subquad.config import changed_names
 from subquad.data.hub import HUB
 from subquad.data.text.prepare import ReportProgress
 from subquad.data.tokenizers import Tokenizer, load_tokenizer
@@ -41,7 +42,7 @@ from subquad.tasks.sample_shards import STEPS, SampleShards
 from subquad.train.agreement import PATIENCE, share_files
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, expected_workers, join, leave
-from subquad.train.recipe import ENVIRONMENT, Recipe, changed_names, describe_origins, read_recipe
+from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import EndsEarly, Trainer
 

@@ -27,11 +27,11 @@ from subquad.compare.plan import Plan
 from subquad.compare.records import Point, Record
 from subquad.compare.statistics.times import all_decided
 from subquad.compare.variants import mixer_options
+from subquad.config import merge_options
 from subquad.data.batches import to_device
 from subquad.mixers import mixer_class
 from subquad.models import MODELS, Model, build_from_config
 from subquad.models.costs import forward_flops
-from subquad.models.presets import merge_options
 from subquad.nn.block import Block, BlockInputs
 from subquad.nn.stack import MixerChoice
 from subquad.tasks import Task

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from subquad.config import merge_options
 from subquad.data.tokenizers import Tokenizer
 from subquad.files import write_json
 from subquad.models import Model
-from subquad.models.presets import merge_options
 from subquad.tasks.base import TOKENIZERS, write_inputs
 from subquad.train.checkpoint import Checkpoint, TrainState, checkpoint_folder, save_checkpoint
 from subquad.train.recipe import Recipe

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from subquad.config import merge_options
 from subquad.data.images.inputs import Augmented
 from subquad.data.images.transforms import AugmentOptions
 from subquad.files import decode_utf8, read_bytes
@@ -21,7 +22,6 @@ from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
 from subquad.interop.checkpoints.safe_pickle import to_plain_options
 from subquad.interop.checkpoints.vision.models import convert_evit, convert_pyramid, convert_vit
 from subquad.models import Model
-from subquad.models.presets import merge_options
 
 SUPPORTED = "efficient-attention's evit_* and pvt_*, PrimalAttention's and DeiT's ViTs (DeiT's layout)"
 HEAD_WIDTH = 64  # channels of a head in evit_*
