@@ -39,6 +39,7 @@ format: $(INSTALLED) ## Repairs style and formatting where ruff can.
 docs: $(INSTALLED) ## Writes the generated parts of README.md, docs/ and the package, and the figures, and builds the site in site/, offline.
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.recipe_index
+	$(BIN)/python -m tools.recipe_schema
 	$(BIN)/python -m tools.house_counts docs/architecture.md
 	$(BIN)/python docs/figures/draw.py
 	$(BIN)/mkdocs build --strict

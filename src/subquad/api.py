@@ -15,7 +15,6 @@ import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ from subquad.compare.statistics.times import LOOKS
 from subquad.compare.study import study
 from subquad.evaluate.report import EvaluationReport, evaluation_path
 from subquad.evaluate.significance import RESAMPLES
-from subquad.models.costs import estimate_costs
 from subquad.progress import Progress, TrainingProgress
 from subquad.run import Run
 from subquad.tasks.base import EvaluationOptions
 from subquad.train import checkpoint as stored
+from subquad.train.dry_run import DryRun, dry_run
 from subquad.train.profiler import Profile, profile_updates
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import (
@@ -123,58 +122,6 @@ def profile(recipe: RecipeLike, *changes: str, updates: int, out: str | Path | N
         if workers.is_rank_zero:
             found.write(folder)
         return found
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What a recipe would train. batch and length: a typical batch; a sample without tokens has the length None.
-
-    data: what is wrong with each input by its name; None: it was found, and its first sample can be read.
-    classes_counted: whether the classes of the model are those of the data, and not the preset's.
-    """
-
-    task: str
-    batch: int
-    length: int | None
-    parameters: int
-    training_bytes: int
-    model: dict[str, Any]
-    data: dict[str, str | None]
-    classes_counted: bool
-
-    @property
-    def problems(self) -> dict[str, str]:
-        return {name: problem for name, problem in self.data.items() if problem is not None}
-
-
-def dry_run(recipe: RecipeLike, *changes: str, **sections: Any) -> DryRun:
-    """Checks a recipe and its data, and estimates the size and memory of its model without training anything.
-
-    >>> import subquad
-    >>> found = subquad.dry_run("digits")
-    >>> found.parameters < 100_000, found.problems
-    (True, {})
-    """
-    read = read_recipe(recipe, [*changes, sections])
-    expected = read.task_class.expected_model_config(read.data)
-    model = read.model_data(expected)
-    batch, length = read.task_class.typical_batch(read.data, read.train.budget)
-    cost = estimate_costs(model, batch, length or 1, streaming=False)
-    data = {name: _find_problem(read, name, files) for name, files in read.data.input_files().items()}
-    return DryRun(
-        read.task, batch, length, cost.parameters, cost.training_bytes, model, data, "num_classes" in expected
-    )
-
-
-def _find_problem(recipe: Recipe, name: str, files: Sequence[str]) -> str | None:
-    """Why an input cannot be read, if it cannot."""
-    if missing := [file for file in files if not Path(file).exists()]:
-        return f"missing: {', '.join(missing)}"
-    try:
-        recipe.data.check_first_sample(name)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 # ---------------------------------------------------------------------- trained runs

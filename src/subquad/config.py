@@ -109,6 +109,27 @@ def option_hint(name: object, known: Iterable[str]) -> str:
     return nearest(name, known) if meaning is None else f"; {meaning}."
 
 
+def unknown_mechanism(name: str, known: Sequence[str]) -> str:
+    return (
+        f"no mechanism is called {name!r}{nearest(name, known, 'mixer')} Mechanisms: {', '.join(known)}. "
+        "One of another package needs that package installed, or its module named with --plugin."
+    )
+
+
+def unknown_mixer_option(pattern: str, option: str, known: Iterable[str]) -> str:
+    return (
+        f"mixer {pattern!r} has no option {option!r}{option_hint(option, known)} Options: {', '.join(sorted(known))}."
+    )
+
+
+def unknown_preset(name: object, known: Sequence[str]) -> str:
+    return f"no preset is called {name!r}{nearest(name, known)} Presets: {', '.join(known)}."
+
+
+def unknown_task(owner: str, name: object, known: Sequence[str]) -> str:
+    return f"{owner}: task: there is no {name!r}{nearest(name, known, 'task')} Tasks: {', '.join(known)}."
+
+
 def _places(wanted: str, options: type[BaseModel]) -> Iterator[str]:
     """Returns the places in the sections of a config that have an option of this name, such as `encoder.heads`."""
     for name, field in options.model_fields.items():
@@ -156,18 +177,18 @@ def _model_at(options: type[BaseModel], path: Iterable[Any]) -> type[BaseModel]:
 def merge_options(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Merges `changes` into `base`, mapping by mapping. A mapping with a `name` (a mixer) replaces the old one."""
     result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
+    for name, value in changes.items():
+        old = result.get(name)
         old = {"name": old} if isinstance(old, str) else old
         merges = isinstance(value, Mapping) and "name" not in value and isinstance(old, Mapping)
-        result[key] = merge_options(old, value) if merges and old is not None else value
+        result[name] = merge_options(old, value) if merges and old is not None else value
     return result
 
 
 def changed_names(text: str) -> list[str]:
     """Returns ["a", "b"] for the change `a.b=c` or `a.b:=c`."""
-    key, equals, _ = text.partition("=")
-    names = key.strip().removesuffix(":").split(".")
+    place, equals, _ = text.partition("=")
+    names = place.strip().removesuffix(":").split(".")
     if not equals or not all(names):
         raise ValueError(
             f"{text!r} is not a change to the recipe; write NAME=VALUE, such as train.updates=100, or NAME:=VALUE to "
@@ -178,12 +199,12 @@ def changed_names(text: str) -> list[str]:
 
 def apply_change(data: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Returns a recipe with the change `a.b=c`, which is merged, or `a.b:=c`, which replaces; c is read as YAML."""
-    names, (key, _, value) = changed_names(text), text.partition("=")
+    names, (place, _, value) = changed_names(text), text.partition("=")
     try:
         change: Any = parse_yaml(value)
     except ValueError:
         raise ValueError(f"{text!r}: the value is not YAML") from None
-    if key.rstrip().endswith(":"):
+    if place.rstrip().endswith(":"):
         return _replace(data, names, change)
     for name in reversed(names):
         change = {name: change}

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subquad.cli.main import app
+from subquad.cli.main import build_app
 from subquad.files import MOST_VALUES, parse_yaml
 from subquad.recipes import FOLDER
 from subquad.train.recipe import Recipe, read_recipe
@@ -104,7 +104,7 @@ def test_usual_numbers_are_read() -> None:
 
 COMMANDS = {
     name: [option for parameter in found.params for option in parameter.opts if option.startswith("--")]
-    for name, found in getattr(typer.main.get_command(app), "commands").items()  # noqa: B009 - a click group
+    for name, found in getattr(typer.main.get_command(build_app()), "commands").items()  # noqa: B009 - a click group
 }
 QUICK = sorted(set(COMMANDS) - {"demo", "docs", "doctor", "bench", "data"})
 """Commands that work on a run or a recipe; those that need none would begin to work."""

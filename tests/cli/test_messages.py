@@ -13,7 +13,7 @@ import torch
 import typer
 import yaml
 
-from subquad.cli.main import app, run
+from subquad.cli.main import build_app, run
 from subquad.train.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,7 @@ def test_too_little_memory_says_what_needs_less(capsys, monkeypatch) -> None:
 
 def commands(group: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every command and group by the words that call it."""
-    group = group or typer.main.get_command(app)
+    group = group or typer.main.get_command(build_app())
     yield " ".join(words), group
     for name, command in getattr(group, "commands", {}).items():
         yield from commands(command, (*words, name))

@@ -63,6 +63,10 @@ def advise(
     """
     if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
         raise ValueError(f"--json {json_file}: the name of a file in an existing folder is needed")
+    if recipe is not None:
+        from subquad.recipes.schema import check_recipe
+
+        check_recipe(recipe)
     from subquad import api
     from subquad.allocator import set_up_command
     from subquad.compare.advice.advise import LENGTHS

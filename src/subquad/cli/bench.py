@@ -86,6 +86,10 @@ def bench(
         raise ValueError(f"--out {out}: there is no folder {out.parent}")
     if out is not None and out.is_dir():
         raise ValueError(f"--out {out}: this is a folder, and the name of a file is needed")
+    if recipe is not None:
+        from subquad.recipes.schema import check_recipe
+
+        check_recipe(recipe)
     import torch
 
     from subquad.allocator import set_up_command

@@ -174,11 +174,15 @@ def compare(
     subquad compare digits --mixers linear --shard 1/2 --out /shared/digits
     subquad compare digits --merge --out /shared/digits
     """
+    from subquad.recipes import find_folder
+    from subquad.recipes.schema import check_recipe
+
+    if not merge and find_folder(recipe) is None:
+        check_recipe(recipe, changes or [])
     wanted, engine = parse_shard(shard), parse_executor(executor, executor_options)
     out = out or Path("runs") / f"compare-{recipe.stem}"
     from subquad.compare import Comparison
     from subquad.compare.study import Study, plan_study, read_recipes
-    from subquad.recipes import find_folder
 
     if merge:
         comparison = Comparison.open(out, baseline, margin)

@@ -7,29 +7,13 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 import subquad
-from subquad.cli.advise import advise
-from subquad.cli.average import average
-from subquad.cli.bench import bench
-from subquad.cli.classify import classify
-from subquad.cli.compare import compare
-from subquad.cli.data import data
-from subquad.cli.demo import demo
-from subquad.cli.doctor import doctor
-from subquad.cli.evaluate import evaluate
-from subquad.cli.export import export
-from subquad.cli.generate import generate
-from subquad.cli.import_ import import_
-from subquad.cli.info import info
-from subquad.cli.merge import merge
 from subquad.cli.output import Command, Group, styled
-from subquad.cli.recipes import recipes
-from subquad.cli.train import train
-from subquad.cli.translate import translate
 from subquad.packages import PLUGINS, name_plugins, plugins
 from subquad.processes import INTERRUPTED, InterruptionError, error_line, printable
 
@@ -66,25 +50,27 @@ def takes_plugins(command: Callable[..., None]) -> Callable[..., None]:
     return with_plugins
 
 
-# Rich help would cost more than half of the time that `--help` may take.
-app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)
-app.command(cls=Command)(takes_plugins(train))
-app.command(cls=Command)(takes_plugins(evaluate))
-app.command(cls=Command)(takes_plugins(average))
-app.command(cls=Command)(takes_plugins(translate))
-app.command(cls=Command)(takes_plugins(generate))
-app.command(cls=Command)(takes_plugins(classify))
-app.command("import", cls=Command)(import_)
-app.command(cls=Command)(takes_plugins(export))
-app.add_typer(data, name="data")
-app.command(cls=Command)(recipes)
-app.command(cls=Command)(takes_plugins(info))
-app.command(cls=Command)(takes_plugins(compare))
-app.command(cls=Command)(merge)
-app.command(cls=Command)(takes_plugins(bench))
-app.command(cls=Command)(takes_plugins(advise))
-app.command(cls=Command)(takes_plugins(demo))
-app.command(cls=Command)(takes_plugins(doctor))
+COMMANDS = (
+    *("train", "evaluate", "average", "translate", "generate", "classify", "import", "export", "data", "recipes"),
+    *("info", "compare", "merge", "bench", "advise", "demo", "doctor"),
+)
+"""In the order of the help. Each is a function, or a group of commands, in a module of its own."""
+WITHOUT_PLUGINS = ("import", "data", "recipes", "merge")
+
+
+def build_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """Returns the program with these commands. Only their modules are imported."""
+    # Rich help would cost more than half of the time that `--help` may take.
+    app = typer.Typer(cls=Group, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(options)
+    for name in names:
+        word = "import_" if name == "import" else name
+        command = getattr(import_module(f"subquad.cli.{word}"), word)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name, cls=Command)(command if name in WITHOUT_PLUGINS else takes_plugins(command))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -93,7 +79,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def options(
     version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -126,6 +111,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = _warning
     words = [word for word in words if word != "--debug" and not LOCAL_RANK.fullmatch(word)] or ["--help"]
     try:
+        app = build_app(words[:1] if words[0] in COMMANDS else COMMANDS)
         code = typer.main.get_command(app).main(words, prog_name="subquad", standalone_mode=False)
         sys.stdout.flush()
     except InterruptionError as error:

@@ -13,7 +13,8 @@ from subquad.cli.recipes import FromCommand, read_command
 from subquad.processes import exit_on_sigterm, interruptible
 
 if TYPE_CHECKING:
-    from subquad.api import DryRun, RecipeLike
+    from subquad.api import RecipeLike
+    from subquad.train.dry_run import DryRun
     from subquad.train.profiler import Profile
 
 BETWEEN_UPDATES = "what the run directory has is kept, and the same command goes on from it"
@@ -65,14 +66,20 @@ def train(
     subquad train runs/eva/recipe.yaml --out runs/eva train.updates=4000
     torchrun --nproc-per-node=2 -m subquad train phrases train.accumulate=2 --out runs/two
     """
+    given = [*(changes or [])]
+    if recipe is not None and from_ is None:
+        from subquad.recipes.schema import check_recipe
+
+        check_recipe(recipe, given)
+    chosen, given, out = _choose_recipe(recipe, given, from_, out)
+    if dry_run:
+        from subquad.train.dry_run import dry_run as try_out
+
+        _show_dry_run(try_out(chosen, *given))
+        return
     from subquad import api
     from subquad.progress import format_metrics
 
-    given = [*(changes or [])]
-    chosen, given, out = _choose_recipe(recipe, given, from_, out)
-    if dry_run:
-        _show_dry_run(api.dry_run(chosen, *given))
-        return
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     with interruptible(sigterm=alone), nullcontext() if alone else exit_on_sigterm(BETWEEN_UPDATES):
         if profile is not None:

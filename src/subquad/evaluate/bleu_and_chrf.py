@@ -12,33 +12,36 @@ list of one-line lists would compare the first hypothesis with all references, w
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 from subquad.data.tokenizers import Tokenizer
 from subquad.data.tokenizers.fairseq import MosesTokenizer, WordTokenizer
 from subquad.evaluate.measure import Measure
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
 References = Sequence[str] | Sequence[Sequence[str]]
 
 
 def bleu(hypotheses: Sequence[str], references: References, tokenize: str = "13a") -> Measure:
     """Returns the BLEU of detokenised text, from 0 to 100."""
-    return _measure(BLEU(tokenize=tokenize), hypotheses, references)
+    return _measure(_bleu(tokenize=tokenize), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: References) -> Measure:
     """Returns the chrF2 of detokenised text, from 0 to 100."""
+    from sacrebleu.metrics.chrf import CHRF
+
     return _measure(CHRF(), hypotheses, references)
 
 
 def word_bleu(hypotheses: Sequence[str], references: References) -> Measure:
     """Returns the BLEU of words separated by spaces, from 0 to 100, unsmoothed: it is 0 without a common 4-gram."""
-    return _measure(BLEU(tokenize="none", smooth_method="none", force=True), hypotheses, references)
+    return _measure(_bleu(tokenize="none", smooth_method="none", force=True), hypotheses, references)
 
 
 def compound_bleu(hypotheses: Sequence[str], references: References) -> Measure:
@@ -54,6 +57,8 @@ def word_splitter(tokenizer: Tokenizer) -> tuple[str, Callable[[str], str]]:
     A tokenizer of words splits as it always does (by moses or by spaces); for others it is sacrebleu's 13a.
     """
     if not isinstance(tokenizer, WordTokenizer):
+        from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
         return "13a", Tokenizer13a()
     language = tokenizer.language if isinstance(tokenizer, MosesTokenizer) else None
     return f"moses-{language}" if language is not None else "spaces", tokenizer.split_words
@@ -92,7 +97,7 @@ def _check_texts(texts: Any, name: str) -> None:
             raise ValueError(f"{name}, line {place}: expected a text, got {type(text).__name__}")
 
 
-def _measure(metric: BLEU | CHRF, hypotheses: Sequence[str], references: References) -> Measure:
+def _measure(metric: "BLEU | CHRF", hypotheses: Sequence[str], references: References) -> Measure:
     streams = reference_streams(hypotheses, references)
     # sacrebleu's own bootstrap uses these two methods: statistics of each sentence, and the score of their sum.
     statistics = np.array(metric._extract_corpus_statistics(hypotheses, streams), np.float64)
@@ -105,9 +110,15 @@ def bleu_score(sums: np.ndarray) -> float:
 
 
 @functools.cache
-def _plain_bleu() -> BLEU:
-    return BLEU()
+def _plain_bleu() -> "BLEU":
+    return _bleu()
 
 
-def _score(metric: BLEU | CHRF, sums: np.ndarray) -> float:
+def _bleu(**options: Any) -> "BLEU":
+    from sacrebleu.metrics.bleu import BLEU  # here: what it imports is for translation alone
+
+    return BLEU(**options)
+
+
+def _score(metric: "BLEU | CHRF", sums: np.ndarray) -> float:
     return float(metric._compute_score_from_stats(sums.round().astype(np.int64).tolist()).score)

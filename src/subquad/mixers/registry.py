@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from subquad.config import nearest
+from subquad.config import unknown_mechanism
 from subquad.packages import name_plugins, plugins
 
 if TYPE_CHECKING:
@@ -56,8 +56,12 @@ def documentation(mixer: "type[Mixer]") -> str:
 def available() -> list[str]:
     """Names of all mechanisms, sorted, softmax (the baseline) first. Floors are no mechanisms: see `is_floor`."""
     _import_plugins()
-    floors = {name for name, mixer in _REGISTRY.items() if mixer.is_floor}
-    return sorted({*_REGISTRY, *_entry_points()} - floors, key=lambda name: (name != "softmax", name))
+    return sorted({*_REGISTRY, *_entry_points()} - set(floors()), key=lambda name: (name != "softmax", name))
+
+
+def floors() -> list[str]:
+    """Names of what stands in the place of a mechanism to compare with: see `is_floor`."""
+    return [name for name, mixer in _REGISTRY.items() if mixer.is_floor]
 
 
 def loadable() -> tuple[list[str], list[str]]:
@@ -78,11 +82,7 @@ def mixer_class(name: str) -> "type[Mixer]":
     if name in _entry_points():
         _load_entry_point(name)
     if name not in _REGISTRY:
-        known = available()
-        raise ValueError(
-            f"no mechanism is called {name!r}{nearest(name, known, 'mixer')} Mechanisms: {', '.join(known)}. "
-            "One of another package needs that package installed, or its module named with --plugin."
-        )
+        raise ValueError(unknown_mechanism(name, available()))
     return _REGISTRY[name]
 
 

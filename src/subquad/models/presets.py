@@ -7,7 +7,7 @@ Dropout rates are the defaults of the architectures, which recipes change.
 from collections.abc import Mapping
 from typing import Any
 
-from subquad.config import merge_options, nearest
+from subquad.config import merge_options, unknown_preset
 from subquad.models.base import MODELS, Model, build_from_config
 
 Data = dict[str, Any]
@@ -211,7 +211,7 @@ def preset(name: str, changes: Mapping[str, Any] | None = None) -> Data:
     """Returns the config of a preset with changes. name: the preset's own, or that of an original program."""
     name = OTHER_NAMES.get(name, name) if isinstance(name, str) else name
     if not isinstance(name, str) or name not in PRESETS:
-        raise ValueError(f"no preset is called {name!r}{nearest(name, PRESETS)} Presets: {', '.join(PRESETS)}.")
+        raise ValueError(unknown_preset(name, list(PRESETS)))
     return merge_options(PRESETS[name], changes or {})
 
 

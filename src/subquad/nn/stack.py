@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from subquad.config import Options, option_hint
+from subquad.config import Options, unknown_mixer_option
 from subquad.mixers import Mixer, State, build, mixer_class
 from subquad.mixers.layout import Padding
 from subquad.mixers.registry import refuse
@@ -85,8 +85,7 @@ class MixerChoice(BaseModel):
         known = {option for name in names for option in mixer_class(name).Config.model_fields}
         for option, value in self.options.items():
             if option not in known:
-                hint = f"{option_hint(option, known)} Options: {', '.join(sorted(known))}."
-                raise ValueError(f"mixer {self.name!r} has no option {option!r}{hint}")
+                raise ValueError(unknown_mixer_option(self.name, option, known))
             if isinstance(value, list | tuple) and len(value) not in (1, layers):
                 raise ValueError(f"mixer option {option} has {len(value)} values; the stack has {layers} layers")
         return [(name, self._layer_options(name, layer)) for layer, name in enumerate(names)]

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, create_model
 
-from subquad.config import Options, apply_change, merge_options, nearest
+from subquad.config import Options, apply_change, merge_options, unknown_task
 from subquad.data.batches import Budget
 from subquad.decode.options import DecodeOptions
 from subquad.files import read_yaml, wrap_corrupt_data_errors
@@ -23,6 +23,7 @@ from subquad.mixers.registry import check_origins, origins
 from subquad.models import MODELS, PRESETS, preset
 from subquad.nn.stack import mixer_names
 from subquad.recipes import find_recipe
+from subquad.recipes.schema import check_data_options
 from subquad.tasks import DataConfig, Task, available_tasks, task_class
 from subquad.train.checkpoint import CheckpointRetention
 from subquad.train.optim import OptimConfig
@@ -100,9 +101,9 @@ class Recipe(Options):
             return super().parse(owner, options)
         known = available_tasks()
         if name not in known:
-            near = nearest(name, known, "task")
-            raise ValueError(f"{owner}: task: there is no {name!r}{near} Tasks: {', '.join(known)}.")
-        _check_data_options(owner, name, options.get("data"))
+            raise ValueError(unknown_task(owner, name, known))
+        fields = {task: task_class(task).Data.model_fields for task in known}
+        check_data_options(owner, name, options.get("data"), fields)
         return recipe_class(name).parse(owner, options)  # type: ignore[return-value]
 
     @property
@@ -138,15 +139,6 @@ def recipe_class(task: str) -> type[Recipe]:
     """Returns the class of the recipes of a task, which has the task's section `data`."""
     field: Any = (task_class(task).Data, Field(description=Recipe.model_fields["data"].description))
     return create_model("Recipe", __base__=Recipe, __doc__=Recipe.__doc__, data=field)
-
-
-def _check_data_options(owner: str, task: str, data: Any) -> None:
-    """Refuses options of the section `data` that other tasks have, by name."""
-    own = task_class(task).Data.model_fields
-    for name in data if isinstance(data, Mapping) else ():
-        others = [other for other in available_tasks() if name in task_class(other).Data.model_fields]
-        if name not in own and others:
-            raise ValueError(f"{owner}: data.{name} has no meaning for task {task}, but for {' and '.join(others)}")
 
 
 Changes = Sequence[str | Mapping[str, Any]]
