@@ -68,7 +68,7 @@ def check_content(owner: str, content: Mapping[str, Any]) -> None:
     """Raises a ValueError if the content of a recipe is wrong by the schema. owner: what the message calls it."""
     tasks, task = read_schema()[TASKS], content.get("task")
     if task is not None and (not isinstance(task, str) or task not in tasks):
-        if not _has_plugins("subquad.tasks"):
+        if not _has_plugins("tasks"):
             raise ValueError(unknown_task(owner, task, list(tasks)))
         return
     if task is not None:
@@ -106,11 +106,11 @@ def read_schema() -> dict[str, Any]:
     return json.loads(SCHEMA.read_text())
 
 
-def _has_plugins(group: str) -> bool:
-    """Whether other packages may have registered more names."""
+def _has_plugins(what: str) -> bool:
+    """Whether other packages may have registered more names. what: "tasks" or "mixers", as their entry points say."""
     from importlib.metadata import entry_points
 
-    return bool(os.environ.get(PLUGINS) or entry_points(group=group))
+    return bool(os.environ.get(PLUGINS) or entry_points(group=f"subquad.{what}"))
 
 
 # ---------------------------------------------------------------------- classes of the schema
@@ -140,7 +140,7 @@ def check_mixer(given: Any) -> None:
     names = dict.fromkeys(part[1] for part in found if part is not None)
     references = schema[MECHANISMS] | schema[FLOORS]
     unknown = [one for one in names if one not in references]
-    if None in found or (unknown and _has_plugins("subquad.mixers")):
+    if None in found or (unknown and _has_plugins("mixers")):
         return
     if unknown:
         raise ValueError(unknown_mechanism(unknown[0], list(schema[MECHANISMS])))
