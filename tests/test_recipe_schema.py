@@ -79,7 +79,7 @@ def phrases(*changes: str) -> dict[str, Any]:
 
 
 def test_the_schema_is_current() -> None:
-    assert SCHEMA.read_text() == recipe_schema(), "run `make docs`"
+    assert SCHEMA.read_text() == recipe_schema(), "run `make docs`, or python -m tools.recipe_schema"
 
 
 @pytest.mark.parametrize("name", names())

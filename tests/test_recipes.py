@@ -27,7 +27,7 @@ def test_every_name_leads_to_its_file(name: str) -> None:
 @pytest.mark.parametrize("name", names())
 def test_the_index_is_current(name: str) -> None:
     (entry,) = [entry for entry in entries() if entry.name == short_names()[name]]
-    assert asdict(entry) == asdict(describe_recipe(name)), "run `make docs`"
+    assert asdict(entry) == asdict(describe_recipe(name)), "run `make docs`, or python -m tools.recipe_index"
 
 
 def test_the_index_has_nothing_else() -> None:
