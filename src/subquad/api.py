@@ -33,10 +33,12 @@ from subquad.run import Run
 from subquad.tasks.base import EvaluationOptions
 from subquad.train import checkpoint as stored
 from subquad.train.dry_run import DryRun, dry_run
+from subquad.train.from_run import RunStart
 from subquad.train.profiler import Profile, profile_updates
-from subquad.train.recipe import Recipe, read_recipe
+from subquad.train.recipe import Changes, Recipe, read_recipe
 from subquad.train.run import (
     RECIPE,
+    check_has_data,
     check_run,
     evaluate_to_file,
     find_checkpoint,
@@ -67,26 +69,66 @@ RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 
 def train(
-    recipe: RecipeLike, *changes: str, out: str | Path | None = None, quiet: bool = False, **sections: Any
+    recipe: RecipeLike | None = None,
+    *changes: str,
+    out: str | Path | None = None,
+    from_run: str | Path | None = None,
+    reset: Sequence[str] = (),
+    checkpoint: str = "best",
+    quiet: bool = False,
+    **sections: Any,
 ) -> Run:
     """Trains a model by a recipe, or goes on with a run that was interrupted, and returns the run.
 
     recipe: the path of a YAML file, the name of a recipe that comes with subquad, or its content as a mapping. changes:
     as on the command line, such as "train.updates=100". sections: changes to the recipe's sections, such as
     `train={"updates": 100}`. out: the run directory; by default it is runs/NAME for the recipe NAME, or the run whose
-    own recipe is given. quiet: print no progress. Under torchrun all processes call it and share the batches of every
-    update. An interruption (SIGINT or SIGTERM) finishes the update and saves it, and then raises KeyboardInterrupt.
+    own recipe is given. from_run: a run whose weights, tokenizers and optimiser a new run begins with, to fine-tune it;
+    without a recipe it has that of the other run. reset: what begins anew, "optimizer" and "schedule" (the count of
+    updates). checkpoint: which weights of from_run to take, see `load_run`. quiet: print no progress. Under torchrun
+    all processes call it and share the batches of every update. An interruption (SIGINT or SIGTERM) finishes the update
+    and saves it, and then raises KeyboardInterrupt.
 
     >>> import subquad
     >>> run = subquad.train("digits", train={"updates": 60}, out="runs/digits", quiet=True)
     >>> run.updates, sorted(run.metrics)
     (60, ['loss', 'top1', 'top5'])
     """
-    read, folder, own = read_recipe(recipe, [*changes, sections]), run_folder(recipe, out), trained_run_of(recipe)
+    if from_run is not None:
+        return _train_from(Path(local_run(from_run)), checkpoint, reset, recipe, [*changes, sections], out, quiet)
+    if recipe is None:
+        raise ValueError("say what to train: a recipe, or from_run, a run to begin with")
+    if reset or checkpoint != "best":
+        raise ValueError("reset and checkpoint are about the run that a new one begins with: give from_run, too")
+    folder, own = run_folder(recipe, out), trained_run_of(recipe)
+    read = _read_for(folder, recipe, [*changes, sections])
     note = None
     if own is not None and folder.resolve() != own.resolve() and not folder.exists():
         note = f"{folder} is a new run, with none of the weights of {own}; --out {own} goes on with those"
     train_run(read, folder, quiet=quiet, note=note)
+    return Run(folder)
+
+
+def _train_from(
+    run: Path,
+    checkpoint: str,
+    reset: Sequence[str],
+    recipe: RecipeLike | None,
+    changes: Changes,
+    out: str | Path | None,
+    quiet: bool,
+) -> Run:
+    """Trains a run that begins with the weights of another, or goes on with it."""
+    if out is None:
+        raise ValueError("a run that begins with another one has no name of its own: say where it goes, with --out")
+    folder = Path(out)
+    if folder.resolve() == run.resolve():
+        raise ValueError(f"{run} cannot begin with itself: give another --out; without --from-run it goes on")
+    check_run(run)
+    before = read_recipe(run / RECIPE)
+    check_has_data(read_recipe(run / RECIPE if recipe is None else recipe, changes), run, "train")
+    start = RunStart(run, before, find_checkpoint(run, before, checkpoint), tuple(reset))
+    train_run(start.recipe_of_new_run(recipe, changes), folder, quiet=quiet, start=start)
     return Run(folder)
 
 
@@ -97,6 +139,15 @@ def run_folder(recipe: RecipeLike, out: str | Path | None = None) -> Path:
     if not isinstance(recipe, str | Path):
         raise ValueError("a recipe that is no file has no name: say where its run goes, with out=FOLDER")
     return trained_run_of(recipe) or Path("runs") / Path(recipe).stem
+
+
+def _read_for(folder: Path, recipe: RecipeLike, changes: Changes) -> Recipe:
+    """A recipe for training in a folder. That of another run may be about tokenizers which only that run has."""
+    read = read_recipe(recipe, changes)
+    if not isinstance(recipe, str | Path) or Path(recipe).name != RECIPE:
+        return read
+    own = Path(recipe).parent
+    return read if own.resolve() == folder.resolve() else read.model_copy(update={"data": read.data.in_run(own)})
 
 
 def trained_run_of(recipe: RecipeLike) -> Path | None:
@@ -112,7 +163,8 @@ def profile(recipe: RecipeLike, *changes: str, updates: int, out: str | Path | N
 
     No weights are kept.
     """
-    read, folder = read_recipe(recipe, [*changes, sections]), run_folder(recipe, out)
+    folder = run_folder(recipe, out)
+    read = _read_for(folder, recipe, [*changes, sections])
     with opened_run(read, folder) as (task, workers):
         # what the updates log must not become a part of the run
         with tempfile.TemporaryDirectory() as scratch, TrainingProgress(stream=io.StringIO()) as progress:
@@ -280,9 +332,10 @@ def compare(
     if out is None and name is None:
         raise ValueError("a recipe that is no file has no name: say where the comparison goes, with out=FOLDER")
     engine = build_executor(executor, executor_options) if isinstance(executor, str) else executor
+    folder = Path(out) if out is not None else Path("runs") / f"compare-{name}"
     comparison = Comparison.create(
-        read_recipe(recipe, [sections]),
-        Path(out) if out is not None else Path("runs") / f"compare-{name}",
+        _read_for(folder, recipe, [sections]),
+        folder,
         mixers,
         options=options,
         runs=runs,

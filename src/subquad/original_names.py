@@ -32,7 +32,6 @@ LOADED = "the data is mapped into memory, and data_workers build batches ahead"
 SKIPPED = "samples above data.max_length are left out and counted in every split"
 VALIDATED = "validation computes the loss; `subquad evaluate` computes BLEU"
 SAVED = "checkpoints are saved at every validation, and `checkpoints` says which are kept"
-RESTORED = "the same command goes on with a run; no run begins with another one's weights"
 UNUSED = "no architecture here has it"
 LINFORMER_CONFIG = (
     "this is a config of crybot's program; `subquad recipes --from './run.sh src/train_my.py --config FILE.yaml'` "
@@ -96,8 +95,12 @@ TRAINING = {
     "--tensorboard-logdir": Flag("track.tensorboard"),
     "--wandb-project": Flag("track.wandb"),
     "--save-dir": Flag("--out"),
-    "--restore-file": Flag(reason=RESTORED),
-    "--finetune-from-model": Flag(reason=RESTORED),
+    "--restore-file": Flag("--from-run; the same command goes on with its own run"),
+    "--finetune-from-model": Flag("--from-run with --reset optimizer,schedule"),
+    "--reset-optimizer": Flag("--reset optimizer", switch=True),
+    "--reset-lr-scheduler": Flag("--reset schedule, where the optimiser is reset, too", switch=True),
+    "--reset-dataloader": Flag("--reset schedule, where the optimiser is reset, too", switch=True),
+    "--reset-meters": Flag("--from-run: a new run has a best validation of its own", switch=True),
     "--num-workers": Flag("train.data_workers"),
     "--ddp-backend": Flag(reason=ENGINE),
     "--distributed-no-spawn": Flag(reason=ENGINE, switch=True),

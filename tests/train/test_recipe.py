@@ -255,7 +255,7 @@ def test_the_originals_name_of_a_pyramid_is_accepted() -> None:
         ("small/phrases", "model.decoder.mixer=lara", "causal"),
         ("small/phrases", "task=language-model", "trains models of kind language-model, not encoder-decoder"),
         ("small/phrases", "task=translating", "task: "),
-        ("small/phrases", "data.folder=x", "give one of embedded, folder, splits and fairseq"),
+        ("small/phrases", "data={folder: x, fairseq: y}", "give one of embedded, folder, splits and fairseq"),
         ("small/phrases", "data.repeated=3", "data.repeated has no meaning for task translation"),
         ("small/phrases", "schedule.period=3", "has no period"),
         ("small/phrases", "update_freq=4", "fairseq's update_freq is train.accumulate here"),

@@ -4,10 +4,11 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from subquad.cli.options import split_words
 from subquad.cli.output import is_rank_zero, print_table
 from subquad.cli.recipes import FromCommand, read_command
 from subquad.processes import exit_on_sigterm, interruptible
@@ -42,6 +43,25 @@ def train(
         ),
     ] = None,
     from_: FromCommand = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Begin a new run with the weights, the tokenizers and the optimiser of this run, to fine-tune it. "
+            "Without RECIPE the new run has the recipe of this one.",
+        ),
+    ] = None,
+    reset: Annotated[
+        str,
+        typer.Option(
+            metavar="PARTS",
+            help="What begins anew with --from-run: optimizer (its moments), schedule (the count of updates and "
+            "epochs), or both as in optimizer,schedule.",
+        ),
+    ] = "",
+    checkpoint: Annotated[
+        str, typer.Option(help="The checkpoint of --from-run: best, last, a name such as average, or a path.")
+    ] = "best",
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check recipe and data, print the size and memory of the model, and stop."),
@@ -64,18 +84,18 @@ def train(
     subquad train phrases 'data.tokenizer:={kind: bpe, vocab_size: 400}' --out runs/bpe
     subquad train --from 'fairseq-train data-bin/iwslt14 -a lightconv_iwslt_de_en --max-update 50000 --max-tokens 4000'
     subquad train runs/eva/recipe.yaml --out runs/eva train.updates=4000
+    subquad train --from-run runs/eva --reset optimizer,schedule model.encoder.dropout=0.3 --out runs/tuned
     torchrun --nproc-per-node=2 -m subquad train phrases train.accumulate=2 --out runs/two
     """
-    given = [*(changes or [])]
-    if recipe is not None and from_ is None:
+    chosen, given, out, start = _choose_recipe(recipe, changes or [], from_, out, _Start(from_run, reset, checkpoint))
+    if isinstance(chosen, Path):
         from subquad.recipes.schema import check_recipe
 
-        check_recipe(recipe, given)
-    chosen, given, out = _choose_recipe(recipe, given, from_, out)
+        check_recipe(chosen, given)
     if dry_run:
         from subquad.train.dry_run import dry_run as try_out
 
-        _show_dry_run(try_out(chosen, *given))
+        _show_dry_run(try_out(start.recipe if chosen is None else chosen, *given))
         return
     from subquad import api
     from subquad.progress import format_metrics
@@ -83,23 +103,50 @@ def train(
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     with interruptible(sigterm=alone), nullcontext() if alone else exit_on_sigterm(BETWEEN_UPDATES):
         if profile is not None:
+            if chosen is None:
+                raise ValueError("--profile measures a recipe: name one, such as that of the run")
             found = api.profile(chosen, *given, updates=profile, out=out)
             if is_rank_zero():
                 _show_profile(found, api.run_folder(chosen, out))
             return
-        run = api.train(chosen, *given, out=out)
+        run = api.train(chosen, *given, out=out, from_run=start.run, reset=start.parts, checkpoint=start.checkpoint)
         if is_rank_zero():  # it reads checkpoints, and a signal must end that, too, as it ends everything before
             print(f"{run.folder}: {format_metrics(run.metrics)} after {run.updates:,} updates")
 
 
+class _Start(NamedTuple):
+    """The options --from-run, --reset and --checkpoint."""
+
+    run: Path | None
+    reset: str
+    checkpoint: str
+
+    @property
+    def recipe(self) -> Path:
+        assert self.run is not None
+        return self.run / "recipe.yaml"
+
+    @property
+    def parts(self) -> list[str]:
+        return split_words(self.reset)
+
+
 def _choose_recipe(
-    recipe: Path | None, changes: list[str], command: str | None, out: Path | None
-) -> "tuple[RecipeLike, list[str], Path | None]":
-    """The recipe that is named, or that of a command of an original program; with --from all words are changes."""
+    recipe: Path | None, changes: list[str], command: str | None, out: Path | None, start: _Start
+) -> "tuple[RecipeLike | None, list[str], Path | None, _Start]":
+    """The recipe that is named, or that of a command of an original program; with --from all words are changes.
+
+    With --from-run there need be none.
+    """
     if command is None:
-        if recipe is None:
-            raise ValueError("say what to train: a recipe, or --from and a command line of an original program")
-        return recipe, changes, out
+        if recipe is None and start.run is None:
+            raise ValueError(
+                "say what to train: a recipe, --from-run and a run to begin with, or --from and a command line of an "
+                "original program"
+            )
+        if start.run is not None and recipe is not None and "=" in str(recipe) and not recipe.exists():
+            return None, [str(recipe), *changes], out, start
+        return recipe, changes, out, start
     converted = read_command(command)
     if converted.recipe is None:
         raise ValueError(
@@ -107,7 +154,10 @@ def _choose_recipe(
         )
     for line in [*converted.notes, *(f"{words}: {why}" for words, why in converted.unsupported.items())]:
         print(f"note: {line}", file=sys.stderr)
-    return converted.recipe, [*([] if recipe is None else [str(recipe)]), *changes], out or Path(converted.run)
+    if start.run is None and converted.start is not None:
+        start = _Start(*converted.start)
+    words = [*([] if recipe is None else [str(recipe)]), *changes]
+    return converted.recipe, words, out or Path(converted.run), start
 
 
 def _show_profile(profile: "Profile", folder: Path) -> None:

@@ -40,6 +40,26 @@ PLUGINS = "subquad.tasks"
 class DataConfig(Options):
     """The section `data` of a recipe. Every task has a class of its own."""
 
+    alternatives: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """The options of which one says where the data comes from, each with those that belong to it alone."""
+
+    @classmethod
+    def make_room(cls, given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The options that are given, without those that say that data comes from elsewhere than `changes` do."""
+        chosen = [name for name in cls.alternatives if changes.get(name)]
+        if len(chosen) != 1:
+            return dict(given)
+        gone = {part for name, parts in cls.alternatives.items() if name not in chosen for part in (name, *parts)}
+        return {name: value for name, value in given.items() if name not in gone}
+
+    def with_run_tokenizers(self) -> Self:
+        """The same data, read with the tokenizers that the run directory has already."""
+        return self
+
+    def in_run(self, run: Path) -> Self:  # noqa: ARG002
+        """The same data with the paths of the tokenizers that a run directory has of its own."""
+        return self
+
     def split_files(self, split: str) -> Sequence[str] | None:  # noqa: ARG002
         """Files and hub data sets that a split is read from; None if the recipe does not name them split by split."""
         return None

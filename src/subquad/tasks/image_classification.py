@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -88,6 +89,8 @@ class ImageData(DataConfig):
     )
     mixing: MixingOptions | None = Field(None, description="Mixup and CutMix of training images; null: neither.")
     repeated: int = Field(1, ge=1, description="Repeated augmentation: how often each image of a batch is in it.")
+
+    alternatives = MappingProxyType({"embedded": ("options",), "images": ("hold_out",)})
 
     @field_validator("images", mode="before")
     @classmethod

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -73,6 +74,8 @@ class RecallData(DataConfig):
     splits: dict[str, TextSource] = Field(
         default_factory=dict, description="Tables (CSV, TSV or JSONL) of each split: train, valid, test."
     )
+
+    alternatives = MappingProxyType({"embedded": ("options",), "splits": ()})
 
     def check(self) -> None:
         if bool(self.embedded) == bool(self.splits):

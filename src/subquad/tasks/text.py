@@ -4,13 +4,11 @@ Embedded sets are written to the run's folder once and prepared like files. Eval
 from prepared tokens: what preparing skips (empty and over-long samples) counts there.
 """
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -19,25 +17,32 @@ from torch import Tensor
 from subquad.config import nearest
 from subquad.data.batches import Budget
 from subquad.data.blocks import BlockOptions, Blocks
-from subquad.data.builtin import SPLITS, BuiltinSet
+from subquad.data.builtin import BuiltinSet
+from subquad.data.builtin.files import write_embedded
 from subquad.data.fairseq.folder import FairseqFolder
 from subquad.data.text.prepare import ReportProgress, TextDataConfig, prepare_text
 from subquad.data.text.reading import ON_ERROR, OnErrorOption, ReadingReport
 from subquad.data.text.sources import TextSource, read_samples
 from subquad.data.text.store import FIELDS, PreparedText, open_prepared
-from subquad.data.tokenizers import Tokenizer, TokenizerConfig
+from subquad.data.tokenizers import RUN, SAVED, Tokenizer, TokenizerConfig, build_tokenizer, check_same_tokens
 from subquad.evaluate.ngrams import CHUNK_TOKENS, PairCounts
 from subquad.evaluate.perplexity import TokenLines, perplexity_score
-from subquad.files import wrap_corrupt_data_errors, write_files, write_text
+from subquad.files import wrap_corrupt_data_errors
 from subquad.mixers.layout import Padding
-from subquad.tasks.base import DataConfig, Floor, Task, TrainedModel, add_perplexity, check_split, load_embedded
+from subquad.tasks.base import (
+    TOKENIZERS,
+    DataConfig,
+    Floor,
+    Task,
+    TrainedModel,
+    add_perplexity,
+    check_split,
+    load_embedded,
+)
 
 AS_GIVEN, FROM_TOKENS = "as given", "decoded from prepared tokens, without the samples that preparing skipped"
 DEFAULT_TOKENS = 4096
 """The assumed tokens of a batch, for an estimate of memory, if the recipe does not limit them."""
-EMBEDDED_KEY = "embedded.key"
-"""The file that says which generated set is in the files beside it."""
-ALTERNATIVES = ("embedded", "folder", "splits", "fairseq")
 
 
 class TextData(DataConfig):
@@ -61,6 +66,7 @@ class TextData(DataConfig):
     max_length: int | None = Field(None, ge=1, description="Samples with more tokens are skipped and counted.")
     on_error: OnErrorOption = Field("stop", description=ON_ERROR)
 
+    alternatives = MappingProxyType({"embedded": ("options",), "folder": (), "splits": (), "fairseq": ()})
     task: ClassVar[str]
     """The task that reads it."""
     sample_kind: ClassVar[str]
@@ -69,13 +75,13 @@ class TextData(DataConfig):
     """What an embedded set must hold."""
 
     def check(self) -> None:
-        given = [name for name in ALTERNATIVES if getattr(self, name)]
+        given = [name for name in self.alternatives if getattr(self, name)]
         if len(given) != 1:
             got = ", ".join(given) or "none"
             whole = f"; data:={{{given[-1]}: ...}} on a command line replaces the whole section" if given else ""
             raise ValueError(f"give one of embedded, folder, splits and fairseq (got {got}){whole}")
         configs = list(self.tokenizer_configs().values())
-        if self.fairseq is not None and configs != [TokenizerConfig()]:
+        if self.fairseq is not None and configs != [TokenizerConfig()] and self.tokenizer.kind != RUN:
             raise ValueError("the dictionaries of data.fairseq are its tokenizers; leave tokenizer out")
         if self.splits and "train" not in self.splits:
             raise ValueError(f"splits need a split `train` (got {', '.join(self.splits)})")
@@ -88,6 +94,21 @@ class TextData(DataConfig):
     def tokenizer_configs(self) -> dict[str, TokenizerConfig]:
         """The configs of the recipe's tokenizers, by the names of their options."""
         return {"tokenizer": self.tokenizer}
+
+    @classmethod
+    def make_room(cls, given: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+        kept = super().make_room(given, changes)
+        if changes.get("fairseq") and (kept.get("tokenizer") or {}).get("kind") != RUN:
+            return {name: value for name, value in kept.items() if name not in ("tokenizer", "target_tokenizer")}
+        return kept
+
+    def with_run_tokenizers(self) -> Self:
+        return self.model_copy(update={"tokenizer": TokenizerConfig(kind=RUN)})
+
+    def in_run(self, run: Path) -> Self:
+        if self.tokenizer.kind != RUN:
+            return self
+        return self.model_copy(update={"tokenizer": saved_tokenizer(run, "text")})
 
     # ------------------------------------------------------------------ files
 
@@ -137,12 +158,18 @@ class TextData(DataConfig):
                 prepared.verify()
             return prepared
         if self.fairseq is not None:
-            return prepare_text(self.fairseq.text_config(self.sample_kind, self.longest), cache, report=report)
+            config = self.fairseq.text_config(self.sample_kind, self.longest)
+            if self.tokenizer.kind == SAVED:  # the run's own, which may split raw text where the folder has ids only
+                for name, own in self.tokenizer_configs().items():
+                    theirs = build_tokenizer(getattr(config, name))
+                    check_same_tokens(build_tokenizer(own), theirs, f"the dictionary in {self.fairseq.path}")
+                config = config.model_copy(update=self.tokenizer_configs())
+            return prepare_text(config, cache, report=report)
         splits = dict(self.splits)
         if self.embedded is not None:
             found = self._load_embedded()
             cache.mkdir(parents=True, exist_ok=True)
-            files = _write_embedded(found, cache)
+            files = write_embedded(found, cache)
             splits = TextDataConfig.parse(
                 "data", {"sample_kind": self.sample_kind, "splits": {split: str(path) for split, path in files.items()}}
             ).splits
@@ -163,6 +190,17 @@ class TextData(DataConfig):
     def _load_embedded(self) -> BuiltinSet:
         assert self.embedded is not None
         return load_embedded(self.embedded, self.options, self.embedded_kind, self.task)
+
+
+def saved_tokenizer(run: Path, side: str) -> TokenizerConfig:
+    """The config of the tokenizer that a run directory has for a side: source, target or text."""
+    path = (run / TOKENIZERS / side).resolve()
+    if not path.is_dir():
+        raise ValueError(
+            f"{run} has no tokenizer {TOKENIZERS}/{side}, which data.tokenizer asks for with kind run; only runs that "
+            "were imported, or that began with the weights of another run, have tokenizers before they are trained"
+        )
+    return TokenizerConfig(kind=SAVED, path=str(path))
 
 
 class TextTask(Task):
@@ -265,43 +303,6 @@ def typical_text_batch(budget: Budget, length: int) -> tuple[int, int]:
     if budget.max_sentences and budget.max_tokens is None:
         return budget.max_sentences, length
     return min(budget.max_sentences or tokens, max(1, tokens // length)), length
-
-
-def _write_embedded(found: BuiltinSet, cache: Path) -> dict[str, Path]:
-    """Writes the splits of an embedded set to files, unless they are there. Memory holds one sample at a time."""
-    is_table = found.kind in ("pairs", "labelled")
-    files = {split: cache / (f"{split}.csv" if is_table else f"{split}.txt") for split in SPLITS}
-    key = cache / EMBEDDED_KEY
-    if found.key is not None and key.exists() and key.read_text() == found.key:
-        return files
-    for split, path in files.items():
-        samples = found.split(split)
-        if not path.exists() or not _has_content(path, _encoded_rows(samples, is_table)):
-            write_files({path: partial(_write_rows, rows=_encoded_rows(samples, is_table))})
-    if found.key is not None:
-        write_text(key, found.key)
-    return files
-
-
-def _encoded_rows(samples: Iterable[Any], is_table: bool) -> Iterator[bytes]:
-    """Yields samples as rows of a CSV file, or as lines."""
-    for sample in samples:
-        row = io.StringIO(newline="")
-        if is_table:
-            csv.writer(row).writerow(sample)
-        else:
-            row.write(f"{sample}\n")
-        yield row.getvalue().encode()
-
-
-def _write_rows(path: Path, rows: Iterable[bytes]) -> None:
-    with path.open("wb") as file:
-        file.writelines(rows)
-
-
-def _has_content(path: Path, rows: Iterable[bytes]) -> bool:
-    with path.open("rb") as file:
-        return all(file.read(len(row)) == row for row in rows) and not file.read(1)
 
 
 def drop_empty_padding(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from subquad.data.batches import Batch, Budget, collate_pairs, to_device
 from subquad.data.blocks import Lines
 from subquad.data.text.prepare import ReportProgress
 from subquad.data.text.store import PreparedText
-from subquad.data.tokenizers import Tokenizer, TokenizerConfig
+from subquad.data.tokenizers import RUN, Tokenizer, TokenizerConfig
 from subquad.decode.limits import max_source_length, max_text_length
 from subquad.decode.translate import Translator
 from subquad.evaluate.bleu_and_chrf import bleu, bleu_score, chrf, compound_bleu, word_bleu, word_splitter
@@ -33,6 +33,7 @@ from subquad.tasks.text import (
     cut_lines,
     read_text,
     right_padding,
+    saved_tokenizer,
     text_of_split,
     typical_text_batch,
 )
@@ -56,6 +57,20 @@ class TranslationData(TextData):
     def tokenizer_configs(self) -> dict[str, TokenizerConfig]:
         target = {} if self.target_tokenizer is None else {"target_tokenizer": self.target_tokenizer}
         return {"tokenizer": self.tokenizer, **target}
+
+    def check(self) -> None:
+        super().check()
+        if self.tokenizer.kind == RUN and self.target_tokenizer is not None:
+            raise ValueError("tokenizer of kind run stands for source and target; leave target_tokenizer out")
+
+    def with_run_tokenizers(self) -> Self:
+        return super().with_run_tokenizers().model_copy(update={"target_tokenizer": None})
+
+    def in_run(self, run: Path) -> Self:
+        if self.tokenizer.kind != RUN:
+            return self
+        sides = {"tokenizer": saved_tokenizer(run, "source"), "target_tokenizer": saved_tokenizer(run, "target")}
+        return self.model_copy(update=sides)
 
     def example(self, split: str) -> str:
         return f"data.splits.{split}=[SOURCE, TARGET]"

@@ -181,6 +181,11 @@ def has_average(path: Path) -> bool:
     return EMA in _json(path / CHECKSUMS) or (path / EMA).exists()
 
 
+def has_weights_only(path: Path) -> bool:
+    """Whether a checkpoint was written by `save_weights`."""
+    return OPTIMIZER not in _json(path / CHECKSUMS)
+
+
 def verify(path: Path, only: Sequence[str] | None = None) -> None:
     """Compares files with their checksums. only: the names of the files that are needed; None: all of them."""
     if not path.is_dir():

@@ -30,7 +30,7 @@ from subquad.train.optim import OptimConfig
 from subquad.train.schedules import Schedule, ScheduleConfig
 from subquad.train.trackers import TrackConfig
 
-ENVIRONMENT = "environment.json"
+RECIPE, ENVIRONMENT = "recipe.yaml", "environment.json"
 MECHANISMS = "mechanisms"
 
 
@@ -150,14 +150,30 @@ of one, as in "data.tokenizer:={kind: bpe}".
 
 
 def read_recipe(recipe: "str | Path | Mapping[str, Any] | Recipe", changes: Changes = ()) -> Recipe:
-    """Reads a recipe and applies changes. recipe: as for `find_recipe`, or its content, or a recipe that was read."""
+    """Reads a recipe and applies changes. recipe: as for `find_recipe`, or its content, or a recipe that was read.
+
+    Changes that say where the data comes from, such as data.fairseq, take the place of what the recipe says about it.
+    """
     if isinstance(recipe, str | Path):
         owner, data = f"recipe {recipe}", _read_file(recipe)
     else:
         owner, data = "recipe", recipe.model_dump() if isinstance(recipe, Recipe) else dict(recipe)
+    data = _apply(_make_room(data, _apply({}, changes)), changes)
+    return Recipe.parse(owner, data)
+
+
+def _apply(data: dict[str, Any], changes: Changes) -> dict[str, Any]:
     for change in changes:
         data = apply_change(data, change) if isinstance(change, str) else merge_options(data, change)
-    return Recipe.parse(owner, data)
+    return data
+
+
+def _make_room(recipe: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without what its section `data` says about where data comes from, if changes say something else."""
+    given, other, task = recipe.get("data"), changes.get("data"), recipe.get("task")
+    if not isinstance(given, Mapping) or not isinstance(other, Mapping) or task not in available_tasks():
+        return recipe
+    return {**recipe, "data": task_class(task).Data.make_room(given, other)}
 
 
 def _read_file(given: str | Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@
     data/                           prepared tokens
     metrics.jsonl, checkpoints/     what was measured and learned
     imported.json                   where the run came from, if it was another program
+    from_run.json                   the run whose weights it began with, if it did not begin with random ones
 
 Training on an existing run resumes it. Its recipe must be the same, but for RESUMABLE_FIELDS. A run that came from
 another program gets its data when training goes on. Using a run opens neither the training data nor its tokens.
@@ -42,11 +43,12 @@ from subquad.tasks.sample_shards import STEPS, SampleShards
 from subquad.train.agreement import PATIENCE, share_files
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, expected_workers, join, leave
-from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
+from subquad.train.from_run import FROM_RUN, RunStart, check_tokens
+from subquad.train.recipe import ENVIRONMENT, RECIPE, Recipe, describe_origins, read_recipe
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import EndsEarly, Trainer
 
-RECIPE, DATA = "recipe.yaml", "data"
+DATA = "data"
 IMPORTED, METRICS = "imported.json", "metrics.jsonl"
 LOCK = ".lock"
 RESUMABLE_FIELDS = (
@@ -74,7 +76,7 @@ def distributed_workers(timeout: timedelta = PATIENCE) -> Iterator[Workers]:
 
 
 @contextmanager
-def opened_run(recipe: Recipe, folder: Path) -> Iterator[tuple[Task, Workers]]:
+def opened_run(recipe: Recipe, folder: Path, start: RunStart | None = None) -> Iterator[tuple[Task, Workers]]:
     """The task of a run, whose directory no other training has, and the processes that share the training.
 
     One process writes the files, and the others read them once they see them. It joins the others when it has written
@@ -82,15 +84,20 @@ def opened_run(recipe: Recipe, folder: Path) -> Iterator[tuple[Task, Workers]]:
     """
     first = expected_workers().is_rank_zero
     with locked(folder) if first else nullcontext():
-        task = _write_run(recipe, folder) if first else None
+        task = _write_run(recipe, folder, start) if first else None
         with distributed_workers(timedelta(minutes=recipe.train.timeout)) as workers:
-            share_files(folder, [DATA, INPUTS, TOKENIZERS], workers)
+            share_files(folder, [DATA, INPUTS, TOKENIZERS, FROM_RUN], workers)
             yield task or build_task(recipe, folder / DATA), workers
 
 
-def _write_run(recipe: Recipe, folder: Path) -> Task:
-    open_run(recipe, folder)
+def _write_run(recipe: Recipe, folder: Path, start: RunStart | None) -> Task:
+    if start is not None and checkpoints(checkpoint_folder(folder)):
+        start.check_began(folder)
+    if not open_run(recipe, folder) and start is not None:
+        start.write(folder)
     task = build_task(recipe, folder / DATA)
+    if (folder / IMPORTED).exists() or (folder / FROM_RUN).exists():
+        check_tokens(task, folder)
     task.save_inputs(folder)
     return task
 
@@ -102,18 +109,22 @@ def train_run(
     quiet: bool = False,
     note: str | None = None,
     ends_early: EndsEarly | None = None,
+    start: RunStart | None = None,
 ) -> None:
     """Trains to the end of the recipe, in a new run directory or on from the last checkpoint of an existing one.
 
     quiet: print nothing. note: what to print first. ends_early: asked after every validation whether to end here.
+    start: what a new run begins with; None: with random weights, or with what from_run.json says.
     """
-    with opened_run(recipe, folder) as (task, workers):
+    with opened_run(recipe, folder, start) as (task, workers):
         trackers = build_trackers(recipe.track, folder, recipe.model_dump(mode="json")) if workers.is_rank_zero else []
         stream = io.StringIO() if quiet or not workers.is_rank_zero else None
         with TrainingProgress(stream=stream) as progress:
             if note is not None:
                 progress.note(note)
-            trainer = Trainer(recipe, task, folder, progress, trackers, workers, ends_early)
+            trainer = Trainer(
+                recipe, task, folder, progress, trackers, workers, ends_early, start or RunStart.read(folder)
+            )
             size = f"{trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples"
             progress.note(f"{folder}: {size}")
             for split, note in task.notes().items():
@@ -125,8 +136,12 @@ def train_run(
 
 
 def build_task(recipe: Recipe, cache: Path, report: ReportProgress | None = None) -> Task:
-    """Opens the task of a recipe with its data. cache: where text that is not prepared yet is written as tokens."""
-    return recipe.task_class.open(recipe.data, cache, recipe.train.smoothing, recipe.train.aux_weight, report)
+    """Opens the task of a recipe with its data.
+
+    cache: where text that is not prepared yet is written as tokens, which is a folder of the run directory.
+    """
+    data = recipe.data.in_run(cache.parent)
+    return recipe.task_class.open(data, cache, recipe.train.smoothing, recipe.train.aux_weight, report)
 
 
 def open_run(recipe: Recipe, run: Path) -> bool:
@@ -136,6 +151,8 @@ def open_run(recipe: Recipe, run: Path) -> bool:
     trained = bool(checkpoints(checkpoint_folder(run))) or (run / IMPORTED).exists()
     if not path.exists() or not trained:  # what failed before it had learned anything decides nothing
         run.mkdir(parents=True, exist_ok=True)
+        if path.exists() and read_yaml(path, "recipe") != data:
+            (run / FROM_RUN).unlink(missing_ok=True)  # what another recipe was to begin with
         write_json(run / ENVIRONMENT, environment(_device()) | describe_origins(recipe.model_data({})))
         write_text(path, yaml.safe_dump(data, sort_keys=False))
         return False
@@ -263,6 +280,7 @@ def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence
         load_weights(model, weights)
     unchanged = not changes or recipe.data == read_recipe(folder / RECIPE).data
     prepared = folder / DATA if unchanged and (folder / DATA).exists() else None
+    recipe = recipe.model_copy(update={"data": recipe.data.in_run(folder)})
     return LoadedRun(folder, recipe, model.to(_device()).eval(), path, state.update, inputs, prepared)
 
 

@@ -55,6 +55,7 @@ from subquad.train.distributed import (
     shard_like,
     validate,
 )
+from subquad.train.from_run import RunStart
 from subquad.train.limits import End, find_end
 from subquad.train.metrics_log import MetricsLog
 from subquad.train.optim import optimizer_state, restore_optimizer
@@ -81,11 +82,14 @@ class Trainer:
         trackers: Sequence[Tracker] = (),
         workers: Workers = ALONE,
         ends_early: EndsEarly | None = None,
+        start: RunStart | None = None,
     ) -> None:
         """workers: the processes that share every update; each takes its part of the batches.
 
-        ends_early: asked after every validation whether the training ends here.
+        ends_early: asked after every validation whether the training ends here. start: what a run without checkpoints
+        begins with; None: with random weights.
         """
+        self.start = start
         self.ends_early, self.ended_early = ends_early, False
         self.recipe, self.task, self.run, self.progress, self.trackers = recipe, task, run, progress, trackers
         if recipe.train.accumulate % workers.world:
@@ -152,12 +156,15 @@ class Trainer:
         """
         if (path := agree_on_checkpoint(checkpoint_folder(self.run), self.workers)) is not None:
             with wrap_corrupt_data_errors(f"the checkpoint {path}"):
-                self._resume(path)
+                self._resume(load_checkpoint(path))
+            self.progress.note(f"resumed at update {self.update:,}, epoch {self.cursor.epoch + 1}")
             if (end := self._find_end()) is not None:
                 self.progress.note(
                     f"nothing to train: the run stands at update {self.update:,}, where the recipe ends ({end.text}); "
                     "limits count from the start of the run"
                 )
+        elif self.start is not None:
+            self._begin(self.start)
         elif self.log is not None and not self.log.is_new:  # a run that ended before its first checkpoint
             self.log.resumed(0)
         if self._find_end() is None and (note := self._unfinished_warmup()) is not None:
@@ -367,8 +374,15 @@ class Trainer:
         self.workers.barrier()
         self.saved, self.saved_at = self.update, time.monotonic()
 
-    def _resume(self, path: Path) -> None:
-        saved = load_checkpoint(path)
+    def _begin(self, start: RunStart) -> None:
+        """Takes over what a new run has of another one, and saves it as the first checkpoint of the run."""
+        with wrap_corrupt_data_errors(f"the checkpoint {start.checkpoint}"):
+            self._resume(start.first_checkpoint(self.recipe))
+        anew = f"; {' and '.join(start.reset)} begin anew" if start.reset else ""
+        self.progress.note(f"begins at update {self.update:,} with the weights of {start.checkpoint}{anew}")
+        self._save()
+
+    def _resume(self, saved: Checkpoint) -> None:
         own = self.model.state_dict()
         load_weights(self.model, {k: shard_like(v, own[k]) if k in own else v for k, v in saved.model.items()})
         restore_optimizer(self.updater.optimizer, self.model, saved.optimizer)
@@ -386,7 +400,6 @@ class Trainer:
         self.late = minutes is not None and state.extra["minutes"] >= minutes
         if self.log is not None:
             self.log.resumed(self.update)
-        self.progress.note(f"resumed at update {self.update:,}, epoch {self.cursor.epoch + 1}")
         if (before := state.extra.get("precision", self.precision)) != self.precision:
             self.progress.note(f"the run was trained in {before} so far, and goes on in {self.precision}")
         mine = "" if self.workers.is_rank_zero else f"rank{self.workers.rank}."

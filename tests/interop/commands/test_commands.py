@@ -275,3 +275,32 @@ def test_a_command_is_trained_in_one_go(tmp_path: Path, capsys, monkeypatch) -> 
     assert command(["train", "--from", text, *small]) == 0, capsys.readouterr().err
     assert "after 2 updates" in capsys.readouterr().out
     assert read_recipe(tmp_path / "runs/small/recipe.yaml").train.updates == 2
+
+
+FINE_TUNING = "fairseq-train data-bin/de-en -a transformer_iwslt_de_en --optimizer adam --lr 1e-4 --max-update 50"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            "--finetune-from-model old/checkpoint_best.pt --save-dir new",
+            "--from-run runs/old --checkpoint best --reset optimizer,schedule --out runs/new",
+        ),
+        (
+            "--restore-file old/checkpoint_last.pt --save-dir new",
+            "--from-run runs/old --checkpoint last --out runs/new",
+        ),
+        (
+            "--restore-file old/checkpoint12.pt --reset-optimizer --reset-lr-scheduler --reset-dataloader",
+            "--from-run runs/old --checkpoint last --reset optimizer,schedule --out runs/finetuned",
+        ),
+        # of the training's own folder: it goes on by itself
+        ("--restore-file checkpoint_last.pt --save-dir new", "--out runs/new"),
+    ],
+)
+def test_a_training_that_begins_with_a_checkpoint(flags: str, words: str) -> None:
+    (found,) = convert_command(f"{FINE_TUNING} {flags}")
+    assert found.commands == [f"subquad train RECIPE.yaml {words}"]
+    assert not found.unsupported
+    assert any("subquad import old/" in note for note in found.notes) == ("--from-run" in words)

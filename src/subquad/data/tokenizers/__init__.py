@@ -161,15 +161,27 @@ def _fingerprint(kind: str, settings: Mapping[str, Any], files: Mapping[str, byt
     return total.hexdigest()
 
 
+def check_same_tokens(own: Tokenizer, other: Tokenizer, where: str) -> None:
+    """Raises a ValueError if a number stands for different tokens in two tokenizers. where: what has the other one."""
+    if own.fingerprint() == other.fingerprint():
+        return
+    if own.size != other.size:
+        raise ValueError(f"{where} has {other.size:,} tokens, but the model was trained with {own.size:,}")
+    for number in range(own.size):
+        if (ours := own.id_to_token(number)) != (theirs := other.id_to_token(number)):
+            raise ValueError(f"{where} has {theirs!r} as token {number}, but the model was trained with {ours!r}")
+
+
 # ---------------------------------------------------------------------- every kind, by its config
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-SAVED = "saved"
+SAVED, RUN = "saved", "run"
 SUMMARIES = {
     **{kind: (cls.__doc__ or "").partition("\n")[0] for kind, cls in KINDS.items() if cls.options is not None},
     SAVED: "A folder that `Tokenizer.save` wrote, with a tokenizer of any kind.",
+    RUN: "The tokenizers that the run directory has already, from an import or from the run that it began with.",
 }
 """What a config can ask for, with a sentence about each kind."""
 __doc__ += "\n" + "\n".join(f"    {kind:<15} {summary}" for kind, summary in SUMMARIES.items()) + "\n"
@@ -220,11 +232,12 @@ class TokenizerConfig(Options):
         for role in (*self.special_tokens, *self.special_ids):
             if role not in ROLES:
                 raise ValueError(f"the special tokens are {', '.join(ROLES)}, not {role!r}{nearest(role, ROLES)}")
-        if self.kind != SAVED:
+        if self.kind not in (SAVED, RUN):
             KINDS[self.kind].check_config(self)
 
     def _accepted(self) -> frozenset[str]:
-        return frozenset({"path"}) if self.kind == SAVED else KINDS[self.kind].options or frozenset()
+        own = {SAVED: frozenset({"path"}), RUN: frozenset[str]()}
+        return own[self.kind] if self.kind in own else KINDS[self.kind].options or frozenset()
 
     def _defaults(self) -> set[str]:
         """Returns the options that were given with their default values, as a config written out in full gives them."""
@@ -235,7 +248,7 @@ class TokenizerConfig(Options):
     @property
     def needs_text(self) -> bool:
         """Whether the tokenizer is trained on text, rather than loaded from files."""
-        return self.kind != SAVED and KINDS[self.kind].needs_text(self)
+        return self.kind not in (SAVED, RUN) and KINDS[self.kind].needs_text(self)
 
     def paths(self) -> list[Path]:
         """Returns the files that the tokenizer is made from."""
@@ -245,6 +258,8 @@ class TokenizerConfig(Options):
 
 def build_tokenizer(config: TokenizerConfig, lines: Iterable[str] = ()) -> Tokenizer:
     """Returns the tokenizer that `config` describes. Kinds that are loaded from files do not read `lines`."""
+    if config.kind == RUN:
+        raise ValueError("only a run directory has tokenizers for kind run; give kind saved, and path")
     if config.kind == SAVED:
         return load_tokenizer(str(config.path))
     if not config.needs_text:

@@ -11,7 +11,7 @@ from subquad.config import merge_options
 from subquad.data.tokenizers import Tokenizer
 from subquad.files import write_json
 from subquad.models import Model
-from subquad.tasks.base import TOKENIZERS, write_inputs
+from subquad.tasks.base import write_inputs
 from subquad.train.checkpoint import Checkpoint, TrainState, checkpoint_folder, save_checkpoint
 from subquad.train.recipe import Recipe
 from subquad.train.run import IMPORTED, RECIPE, open_run
@@ -43,7 +43,7 @@ class ConvertedRun:
     origin: program and architecture, for people to read. task: as in recipes. tokenizers: by field (source and target,
     or text); image tasks have none. inputs: what else inputs.json says (see `Task.inputs`). recipe: sections or parts
     of sections; the rest gets defaults. data: the whole section `data`; None: names of files that the user replaces.
-    Either way its tokenizers become those that are saved in the run. optimizer: its state by our names (see
+    Either way it is read with the tokenizers that are saved in the run. optimizer: its state by our names (see
     `optimizer_state`). update, epoch: how many are done. notes: lines that tell the user what was not converted.
     """
 
@@ -69,7 +69,9 @@ def write_run(converted: ConvertedRun, out: str | Path) -> Path:
     out = Path(out)
     if (out / RECIPE).exists():
         raise ValueError(f"{out} holds a run already; give another --out")
-    recipe = Recipe.parse("the imported recipe", _full_recipe(converted, out))
+    recipe = Recipe.parse("the imported recipe", _full_recipe(converted))
+    if converted.tokenizers:
+        recipe = recipe.model_copy(update={"data": recipe.data.with_run_tokenizers()})
     out.mkdir(parents=True, exist_ok=True)
     # The recipe has the whole model config; nothing follows from the data.
     write_inputs(out, converted.task, converted.tokenizers, {}, converted.inputs)
@@ -88,11 +90,11 @@ def write_run(converted: ConvertedRun, out: str | Path) -> Path:
     return out
 
 
-def _full_recipe(converted: ConvertedRun, out: Path) -> dict[str, Any]:
+def _full_recipe(converted: ConvertedRun) -> dict[str, Any]:
     """Returns all sections of the recipe. Training ends at the checkpoint's update, unless the original says more."""
     defaults = {
         "task": converted.task,
-        "data": _data_section(converted, out),
+        "data": _data_section(converted),
         "model": converted.model.config.model_dump(mode="json"),
     }
     if "schedule" not in converted.recipe:
@@ -103,11 +105,10 @@ def _full_recipe(converted: ConvertedRun, out: Path) -> dict[str, Any]:
     return merge_options(defaults, converted.recipe)
 
 
-def _data_section(converted: ConvertedRun, out: Path) -> dict[str, Any]:
+def _data_section(converted: ConvertedRun) -> dict[str, Any]:
     """Returns the data section. A checkpoint holds no data, so its file names are for the user to replace."""
     if converted.data is not None:
-        own_dictionaries = converted.data.get("fairseq") is not None
-        return {**converted.data, **({} if own_dictionaries else _saved_tokenizers(converted, out))}
+        return dict(converted.data)
     splits = ("train", "valid")
     if not converted.tokenizers:
         return {"images": {split: f"data/{split}" for split in splits}}
@@ -115,14 +116,4 @@ def _data_section(converted: ConvertedRun, out: Path) -> dict[str, Any]:
         files = {split: [f"data/{split}.txt"] for split in splits}
     else:
         files = {split: [f"data/{split}.source", f"data/{split}.target"] for split in splits}
-    return {"splits": files, **_saved_tokenizers(converted, out)}
-
-
-def _saved_tokenizers(converted: ConvertedRun, out: Path) -> dict[str, Any]:
-    """Returns the options of a data section that name the tokenizers in the run."""
-    saved = {name: {"kind": "saved", "path": str(out.resolve() / TOKENIZERS / name)} for name in converted.tokenizers}
-    if not saved or "text" in saved:
-        return {"tokenizer": saved["text"]} if saved else {}
-    source, target = converted.tokenizers["source"], converted.tokenizers["target"]
-    shared = source.fingerprint() == target.fingerprint()
-    return {"tokenizer": saved["source"], "target_tokenizer": None if shared else saved["target"]}
+    return {"splits": files}

@@ -4,6 +4,7 @@ import shlex
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,7 +20,8 @@ class Conversion:
 
     original: the program. recipe: the sections of a recipe, for a command that trains. origins: the words of the
     command that fields of the recipe came from, by dotted names. commands: what to run here. unsupported: the words
-    that have no counterpart, and why. notes: what else a reader should know, as sentences.
+    that have no counterpart, and why. notes: what else a reader should know, as sentences. start: what the options
+    --from-run, --reset and --checkpoint of `subquad train` say, for a training that begins with another one's weights.
     """
 
     original: str
@@ -28,6 +30,7 @@ class Conversion:
     commands: list[str] = field(default_factory=list)
     unsupported: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    start: tuple[Path, str, str] | None = None
 
     @property
     def run(self) -> str:

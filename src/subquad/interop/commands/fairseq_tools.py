@@ -4,7 +4,7 @@ import shlex
 from pathlib import PurePosixPath
 
 from subquad.interop.commands.conversion import Conversion
-from subquad.interop.commands.fairseq_train import run_folder
+from subquad.interop.commands.fairseq_train import checkpoint_place, import_command, run_folder
 from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
 from subquad.original_names import AVERAGING, GENERATION, PREPARATION, Flag, key
@@ -105,14 +105,7 @@ def convert_preparation(invocation: Invocation) -> Conversion:
 
 def checkpoint_words(path: str, arguments: Arguments) -> tuple[str, str, str]:
     """The run of a checkpoint, its name there, and the command that imports one of the original's."""
-    place = PurePosixPath(path.split(":")[0])
-    run = run_folder(str(place.parent))
-    name = place.stem.removeprefix("checkpoint").strip("_.")
-    checkpoint = {"best": "best", "last": "last", "": "last"}.get(name, "average" if "avg" in name else name)
-    imported = ["import", path, "--out", run]
-    if "bpe_codes" in arguments:
-        imported += ["--codes", str(arguments.get("bpe_codes"))]
-    return run, checkpoint, f"subquad {shlex.join(imported)}"
+    return *checkpoint_place(path), import_command(path, arguments)
 
 
 def _translate_options(arguments: Arguments) -> list[str]:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from subquad.interop.checkpoints.fairseq.settings import recipe_sections
@@ -51,7 +51,10 @@ def convert_arguments(arguments: Arguments, invocation: Invocation) -> Conversio
     conversion = Conversion("fairseq-train", recipe, origins)
     conversion.unsupported, conversion.notes = dict(arguments.unsupported), [_sentence(note) for note in sections.notes]
     conversion.notes += _training_notes(recipe, arguments, invocation)
-    conversion.commands = _training_commands(arguments, invocation, recipe["train"]["accumulate"])
+    conversion.start = _start(arguments)
+    if conversion.start is not None:
+        conversion.notes.append(_import_note(arguments))
+    conversion.commands = _training_commands(arguments, invocation, conversion)
     return conversion
 
 
@@ -196,10 +199,35 @@ def _training_notes(recipe: Data, arguments: Arguments, invocation: Invocation) 
     return notes
 
 
-def _training_commands(arguments: Arguments, invocation: Invocation, accumulate: int) -> list[str]:
+def _start(arguments: Arguments) -> tuple[Path, str, str] | None:
+    """The options --from-run, --reset and --checkpoint; None: the training begins with random weights, or goes on."""
+    path = arguments.get("finetune_from_model") or arguments.get("restore_file")
+    if path is None or ("finetune_from_model" not in arguments and "/" not in str(path)):
+        return None  # a name alone is a checkpoint of the training's own folder, which the same command goes on with
+    run, checkpoint = checkpoint_place(str(path))
+    checkpoint = "last" if checkpoint.isdigit() else checkpoint  # once it is imported, it is the only one of its run
+    # fairseq counts updates in the optimiser's state, so that these two begin anew together, and the schedule not alone
+    anew = "reset_optimizer" in arguments or "finetune_from_model" in arguments
+    return Path(run), "optimizer,schedule" if anew else "", checkpoint
+
+
+def _import_note(arguments: Arguments) -> str:
+    path = str(arguments.get("finetune_from_model") or arguments.get("restore_file"))
+    return (
+        f"The training begins with the weights of {path}. If fairseq wrote it, it becomes a run first: "
+        f"{import_command(path, arguments)}."
+    )
+
+
+def _training_commands(arguments: Arguments, invocation: Invocation, conversion: Conversion) -> list[str]:
     words = ["train", RECIPE]
-    if "save_dir" in arguments:
-        words += ["--out", run_folder(str(arguments.get("save_dir")))]
+    if conversion.start is not None:
+        run, reset, checkpoint = conversion.start
+        words += ["--from-run", str(run), "--checkpoint", checkpoint, *(["--reset", reset] if reset else [])]
+    if "save_dir" in arguments or conversion.start is not None:
+        words += ["--out", run_folder(str(arguments.get("save_dir", "finetuned")))]
+    assert conversion.recipe is not None
+    accumulate = conversion.recipe["train"]["accumulate"]
     processes = _num_processes(arguments, invocation)
     if processes > 1 and accumulate % processes == 0:
         return [f"torchrun --nproc-per-node={processes} -m subquad {shlex.join(words)}"]
@@ -210,6 +238,21 @@ def run_folder(folder: str) -> str:
     """The run directory that stands for a folder of the original's checkpoints."""
     name = PurePosixPath(folder.rstrip("/")).name.strip("${}")  # of a variable that the text does not set
     return f"runs/{name or 'imported'}"
+
+
+def checkpoint_place(path: str) -> tuple[str, str]:
+    """The run that stands for a checkpoint of the original, and the name of the checkpoint there."""
+    place = PurePosixPath(path.split(":")[0])
+    name = place.stem.removeprefix("checkpoint").strip("_.")
+    known = {"best": "best", "last": "last", "": "last", "model": "best"}
+    return run_folder(str(place.parent)), known.get(name, "average" if "avg" in name else name)
+
+
+def import_command(path: str, arguments: Arguments) -> str:
+    """The command that makes a run of a checkpoint that the original wrote."""
+    words = ["import", path, "--out", checkpoint_place(path)[0]]
+    words += ["--codes", str(arguments.get("bpe_codes"))] if "bpe_codes" in arguments else []
+    return f"subquad {shlex.join(words)}"
 
 
 def _sentence(text: str) -> str:

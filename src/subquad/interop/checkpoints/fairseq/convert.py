@@ -13,10 +13,11 @@ which is a masked language model.
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from subquad.data.fairseq.folder import FairseqFolder
 from subquad.data.tokenizers import NUM_SPECIAL, Tokenizer
 from subquad.data.tokenizers.fairseq import FairseqDictionary, MosesTokenizer, SubwordCodes, WordTokenizer
 from subquad.files import decode_utf8, read_bytes
@@ -67,12 +68,14 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Conv
     if moments is None or sections.recipe["optim"]["name"] != "adam":
         sections.notes.append("the state of the optimiser is not converted: training continues with a fresh one")
         moments = {}
+    dictionaries = _load_dictionaries(found.module, settings, folder, texts)
     return ConvertedRun(
         origin=f"fairseq, {settings.architecture}",
         task=TASKS[settings.all["task"]],
         model=found.module,
-        tokenizers=_tokenizers(found.module, settings, folder, texts, sections),
+        tokenizers=_tokenizers(dictionaries, _folders(settings, folder), texts, sections),
         recipe=sections.recipe,
+        data=_find_data([one.path.parent for one in dictionaries.values()], settings),
         optimizer=moments,
         update=update,
         epoch=_epochs(contents.get("extra_state") or {}),
@@ -101,26 +104,33 @@ def _epochs(extra: Mapping[str, Any]) -> int:
 # ---------------------------------------------------------------------- text
 
 
-def _tokenizers(
-    model: Model, settings: Settings, folder: Path, texts: TextFiles, sections: Sections
-) -> dict[str, Tokenizer]:
-    """Returns the tokenizers of source and target, or of the text, and adds notes about them to `sections`."""
-    folders = [folder, *(Path(path) for path in _data_folders(settings.all.get("data")))]
-    codes = _load_codes(folders, texts)
-    if codes is None:
-        sections.notes.append(
-            "there are no BPE codes: text goes in and comes out in pieces of the dictionaries; see --codes"
-        )
+class DictionaryFile(NamedTuple):
+    """A dictionary, the file that it was read from, and the language of its text; a language model has none."""
+
+    dictionary: FairseqDictionary
+    path: Path
+    language: str | None = None
+
+
+def _folders(settings: Settings, folder: Path) -> list[Path]:
+    """Where files are looked for: beside the checkpoint, and in the data folders that it names."""
+    return [folder, *(Path(path) for path in _data_folders(settings.all.get("data")))]
+
+
+def _data_folders(given: Any) -> Iterator[str]:
+    """Yields the data folders of a checkpoint: a list of names, or names with colons between them."""
+    for path in given if isinstance(given, list | tuple) else [given]:
+        yield from filter(None, str(path or "").split(":"))
+
+
+def _load_dictionaries(model: Model, settings: Settings, folder: Path, texts: TextFiles) -> dict[str, DictionaryFile]:
+    """Returns the dictionaries of source and target, or of the text."""
+    folders = _folders(settings, folder)
     if not isinstance(model, Seq2Seq):
         if texts.dict_target is not None:
             raise ValueError("a language model has one dictionary: name it with --dict-source alone")
         size = model.config.vocab - isinstance(model, MaskedLanguageModel)  # the mask token is in no dictionary
-        dictionary = _load_dictionary("dict.txt", texts.dict_source, "--dict-source", folders, size)
-        if codes is None and all(symbol.isdigit() for symbol in dictionary.symbols[NUM_SPECIAL:]):
-            sections.notes.append(
-                "the pieces of the dictionary are numbers, as of GPT-2's BPE: text goes in as such numbers"
-            )
-        return {"text": _tokenizer(dictionary, codes, None)}
+        return {"text": _load_dictionary("dict.txt", texts.dict_source, "--dict-source", folders, size)}
     fields = {
         "source": ("source_lang", texts.dict_source, "--dict-source", model.config.source_vocab),
         "target": ("target_lang", texts.dict_target, "--dict-target", model.config.target_vocab),
@@ -130,18 +140,12 @@ def _tokenizers(
         language = settings.all.get(key)
         if not LANGUAGE.fullmatch(str(language)):  # it is a part of a file name, and must not lead to another folder
             raise ValueError(f"{key} is {str(language)[:80]!r}, which is no name of a language")
-        dictionary = _load_dictionary(f"dict.{language}.txt", named, option, folders, size)
-        found[field] = _tokenizer(dictionary, codes, language if texts.moses else None)
+        one = _load_dictionary(f"dict.{language}.txt", named, option, folders, size)
+        found[field] = one._replace(language=language)
     return found
 
 
-def _data_folders(given: Any) -> Iterator[str]:
-    """Yields the data folders of a checkpoint: a list of names, or names with colons between them."""
-    for path in given if isinstance(given, list | tuple) else [given]:
-        yield from filter(None, str(path or "").split(":"))
-
-
-def _load_dictionary(name: str, named: Path | None, option: str, folders: list[Path], size: int) -> FairseqDictionary:
+def _load_dictionary(name: str, named: Path | None, option: str, folders: list[Path], size: int) -> DictionaryFile:
     """Loads the dictionary that the user named, or the first in one of the folders; it must have `size` symbols."""
     path = named or next((folder / name for folder in folders if (folder / name).is_file()), None)
     if path is None:
@@ -153,7 +157,38 @@ def _load_dictionary(name: str, named: Path | None, option: str, folders: list[P
             f"{path} has {len(dictionary)} symbols, special ones included, but the model has {size}. It belongs to "
             f"another model; name the right one with {option}"
         )
-    return dictionary
+    return DictionaryFile(dictionary, path)
+
+
+def _find_data(folders: list[Path], settings: Settings) -> dict[str, Any] | None:
+    """Returns the section `data` of the folder that all dictionaries are in, if it has binarised data, too."""
+    languages = [settings.all.get(key) for key in ("source_lang", "target_lang")] if len(folders) > 1 else None
+    options = {"path": str(folders[0].resolve()), "languages": languages}
+    try:
+        FairseqFolder.parse("data", options).text_config("text" if languages is None else "pairs")
+    except ValueError:
+        return None
+    return {"fairseq": options} if len(set(folders)) == 1 else None
+
+
+def _tokenizers(
+    dictionaries: Mapping[str, DictionaryFile], folders: list[Path], texts: TextFiles, sections: Sections
+) -> dict[str, Tokenizer]:
+    """Returns the tokenizers of source and target, or of the text, and adds notes about them to `sections`."""
+    codes = _load_codes(folders, texts)
+    if codes is None:
+        sections.notes.append(
+            "there are no BPE codes: text goes in and comes out in pieces of the dictionaries; see --codes"
+        )
+    symbols = [symbol for one in dictionaries.values() for symbol in one.dictionary.symbols[NUM_SPECIAL:]]
+    if codes is None and "text" in dictionaries and all(symbol.isdigit() for symbol in symbols):
+        sections.notes.append(
+            "the pieces of the dictionary are numbers, as of GPT-2's BPE: text goes in as such numbers"
+        )
+    return {
+        field: _tokenizer(one.dictionary, codes, one.language if texts.moses else None)
+        for field, one in dictionaries.items()
+    }
 
 
 def _load_codes(folders: list[Path], texts: TextFiles) -> str | None:
