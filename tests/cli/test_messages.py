@@ -52,7 +52,7 @@ MISTAKES: list[tuple[str, tuple[str, ...]]] = [
     ("trian my.yaml", ("Did you mean 'train'?", "see `subquad --help`")),
     ("data", ("Missing command", "see `subquad data --help`")),
     ("data sttas run", ("Did you mean 'stats'?", "see `subquad data --help`")),
-    ("train", ("say what to train: a recipe, or --from",)),
+    ("train", ("say what to train: a recipe, --from-run and a run to begin with, or --from",)),
     ("train my.yaml --outt x", ("--outt", "--out", "see `subquad train --help`")),
     ("translate run --beam x", ("--beam", "integer", "see `subquad translate --help`")),
     ("generate run --tokens 0", ("--tokens", "greater than or equal to 1")),

@@ -227,10 +227,21 @@ def test_what_cannot_be_merged_says_how_to_replace_it() -> None:
     path = RECIPES["iwslt14_de_en_dynamicconv"]
     for change, replacement in (
         ("data.tokenizer.kind=bpe", "does not accept codes; it accepts vocab_size; data.tokenizer:={kind: bpe}"),
-        ("data.fairseq=data-bin", "data:={fairseq: ...} on a command line replaces the whole section"),
+        ("data={folder: a, fairseq: b}", "data:={fairseq: ...} on a command line replaces the whole section"),
     ):
         with pytest.raises(ValueError, match=re.escape(replacement)):
             read_recipe(path, [change])
+
+
+def test_other_data_takes_the_place_of_what_the_recipe_has() -> None:
+    """Whatever else the recipe says about the data stays, such as max_length."""
+    path = RECIPES["iwslt14_de_en_dynamicconv"]
+    recipe = read_recipe(path, ["data.fairseq=data-bin", "data.max_length=77"])
+    assert recipe.data.model_dump(exclude_defaults=True) == {"fairseq": {"path": "data-bin"}, "max_length": 77}
+    recipe = read_recipe(RECIPES["small/phrases"], [{"data": {"splits": {"train": ["a", "b"]}}}])
+    assert recipe.data.model_dump(exclude_defaults=True)["splits"]["train"]["files"] == ("a", "b")
+    assert recipe.data.model_dump()["embedded"] is None
+    assert recipe.data.model_dump()["tokenizer"] == read_recipe(RECIPES["small/phrases"]).data.model_dump()["tokenizer"]
 
 
 def test_the_originals_name_of_a_pyramid_is_accepted() -> None:
