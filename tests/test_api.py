@@ -78,7 +78,7 @@ def test_a_folder_of_the_package_is_the_function_of_its_name(name: str) -> None:
     folder = getattr(subquad, name)
     assert inspect.signature(folder) == inspect.signature(getattr(api, name))
     assert Path(folder.__file__).name == "__init__.py"
-    with pytest.raises((TypeError, ValueError), match="missing 1 required positional argument|say what to train"):
+    with pytest.raises((TypeError, ValueError), match=r"missing 1 required positional argument|say what to train"):
         folder()
 
 

@@ -22,6 +22,7 @@ from tests.docs.pages import ROOT, TORCH_HOME
 from tests.interop.test_fairseq_hub import CHECKPOINTS, SOURCES, codes_for, place
 from tests.interop.test_import_others import LIBRARY, LINFORMER, library_images, library_options, sample, write_crybot
 from tests.interop.test_import_others import write_dictionary as write_words
+from tests.interop.test_imported_data import binarised as write_binarised
 from tests.tasks.test_masked_language_model import write_checkpoint
 
 LINES = ["w1 w5 w2", "w3 w4", "w7 w2 w9 w4"]
@@ -168,6 +169,7 @@ def mosaics(folder: Path) -> None:
 MADE: dict[str, Callable[[Path], None]] = {
     "crybot/checkpoint.pt": crybot,
     "data-bin/en_fr": binarised,
+    "data-bin/new": write_binarised,
     "evit_tiny_p8/checkpoint.pth": library_vit,
     "linformer-roberta/checkpoint_best.pt": official_linformer,
     "newstest2014.tok.de": lines_of,

@@ -20,7 +20,7 @@ MORE = ["train.updates=241", "schedule.lr=0.001"]
 
 def binarised(folder: Path) -> Path:
     """The golden text as fairseq-preprocess leaves it, with the golden dictionaries."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for side in ("src", "tgt"):
         (folder / f"dict.{side}.txt").write_bytes((CHECKPOINTS / f"dict.{side}.txt").read_bytes())
         ids = FairseqDictionary.load(folder / f"dict.{side}.txt").ids
