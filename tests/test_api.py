@@ -37,7 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("api")
     with contextlib.chdir(made):
         subquad.train(TRANSLATION, out="runs/phrases", quiet=True)
-        digits = {"model": {"dim": 16, "encoder": STACK}, "train": {"updates": 2}, "schedule": {"warmup_updates": 1}}
+        digits: Any = {
+            "model": {"dim": 16, "encoder": STACK},
+            "train": {"updates": 2},
+            "schedule": {"warmup_updates": 1},
+        }
         subquad.train("digits", out="runs/images", quiet=True, **digits)
         text = ["My fellow citizens, the year was good.\n" * 40] * 3
         for split, content in zip(("train", "valid", "test"), text, strict=True):

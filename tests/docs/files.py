@@ -166,7 +166,7 @@ def mosaics(folder: Path) -> None:
 
 # ---------------------------------------------------------------------- what is made of them
 
-MADE: dict[str, Callable[[Path], None]] = {
+MADE: dict[str, Callable[[Path], object]] = {
     "crybot/checkpoint.pt": crybot,
     "data-bin/en_fr": binarised,
     "data-bin/new": write_binarised,
@@ -183,7 +183,7 @@ MADE: dict[str, Callable[[Path], None]] = {
     "wmt16.en-de": archive,
 }
 """By the name that a page has for it."""
-READ: dict[str, tuple[str, Callable[[Path], None]]] = {
+READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "lightconv.glu.wmt17.zh-en": (f"{TORCH_HOME}/subquad/lightconv.glu.wmt17.zh-en", archive),
     "cifar10_": ("data/cifar10", mosaics),
     "multi30k_": ("data/multi30k", parallel_text),
