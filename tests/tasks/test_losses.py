@@ -11,7 +11,7 @@ from subquad.data.images.mixup import soft_targets
 from subquad.kernels.cross_entropy import reference
 from subquad.nn.embeddings import EmbeddingConfig, TokenEmbedding
 from subquad.nn.heads import HeadConfig, WordHead, build_head
-from subquad.tasks.losses import class_loss, logit_loss, word_loss
+from subquad.tasks.losses import class_loss, logit_loss, target_entries, word_loss
 from tests.originals.files import FOLDER
 from tests.originals.training import check_label_smoothing
 
@@ -135,6 +135,9 @@ def test_an_adaptive_head() -> None:
     loss = word_loss(head, features, target, pad=PAD)
     expected, _ = written_out(head(features), target, 0.0)  # an adaptive head gives log-probabilities
     torch.testing.assert_close(loss.total.double(), expected)
+    entries = target_entries(target, PAD)
+    given = {"index": entries["target_index"], "words": entries["target_words"]}
+    assert torch.equal(word_loss(head, features, target, pad=PAD, **given).total, loss.total)
     with pytest.raises(ValueError, match="no label smoothing"):
         word_loss(head, features, target, smoothing=0.1)
 

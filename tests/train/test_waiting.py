@@ -40,6 +40,12 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "masked text": lambda: shipped("speeches_masked", "data.tokenizer={kind: characters}"),
     "labelled text": lambda: shipped("listops", "data.options={min_length: 10, train: 64, valid: 8, test: 8}"),
     "recall": lambda: shipped("associative_recall"),
+    "text, adaptive softmax": lambda: shipped(
+        "speeches",
+        "data.tokenizer={kind: characters}",
+        "model.embedding={cutoffs: [10, 30], factor: 2}",
+        "model.head={cutoffs: [10, 30], factor: 2}",
+    ),
 }
 NIGHTLY = dict.fromkeys(("pairs", "masked text"), pytest.mark.nightly)
 """Triton's interpreter takes seconds for each."""

@@ -250,6 +250,13 @@ def batch_seed(seed: int, epoch: int, number: int) -> int:
     return int(StableRng(seed, epoch, number + 1).bits.random_raw()) >> 1
 
 
+READ_BY_THE_PROGRAM = ("target_words",)
+"""Entries of batches on which shapes depend: a GPU that was asked for them would keep the pass waiting."""
+
+
 def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies a batch to a device, where it can without waiting."""
-    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+    """Copies a batch to a device, where it can without waiting. What the program itself reads stays on the CPU."""
+    return {
+        name: value if name in READ_BY_THE_PROGRAM else value.to(device, non_blocking=True)
+        for name, value in batch.items()
+    }

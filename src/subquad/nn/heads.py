@@ -98,7 +98,12 @@ class AdaptiveHead(nn.Module):
             parts.append(head[..., frequent + band - 1, None] + self._tail(features, band))
         return torch.cat(parts, -1)
 
-    def nll(self, features: Tensor, target: Tensor) -> Tensor:
+    def nll(self, features: Tensor, target: Tensor, words: Tensor | None = None) -> Tensor:
+        """-log p of targets (n,), given features (n, dim).
+
+        words: the targets once more, on the CPU. Without them a GPU is asked which targets belong to a band, and the
+        pass waits for its answer.
+        """
         head = self._head(features)
         frequent = self.bands[0][1]
         symbol = target
@@ -106,10 +111,18 @@ class AdaptiveHead(nn.Module):
             symbol = torch.where((target >= first) & (target < end), frequent + band - 1, symbol)
         loss = -head.gather(-1, symbol[:, None]).squeeze(-1)
         for band, (first, end) in enumerate(self.bands[1:], 1):
-            rows = ((target >= first) & (target < end)).nonzero().squeeze(-1)
+            rows = self._rows(target if words is None else words, first, end, features.device)
             within = self._tail(features[rows], band).gather(-1, (target[rows] - first)[:, None]).squeeze(-1)
             loss = loss.index_add(0, rows, -within)
         return loss
+
+    @staticmethod
+    def _rows(words: Tensor, first: int, end: int, device: torch.device) -> Tensor:
+        """The places, on a device, of words (n,) that belong to a band."""
+        rows = ((words >= first) & (words < end)).nonzero().squeeze(-1)
+        if device.type == "cuda" and rows.device.type == "cpu":
+            rows = rows.pin_memory()  # from other memory a copy is not asynchronous
+        return rows.to(device, non_blocking=True)
 
 
 def build_head(config: HeadConfig, dim: int, vocab: int, embedding: TokenEmbedding) -> WordHead | AdaptiveHead:

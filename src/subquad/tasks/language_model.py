@@ -29,7 +29,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import LanguageModel
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
-from subquad.tasks.losses import LossOutput, losses_by_position, target_index, word_loss
+from subquad.tasks.losses import LossOutput, losses_by_position, target_entries, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import BlockTask, TextData, counted_floors, read_text
 
@@ -53,10 +53,10 @@ class BlockSamples:
         self.sizes: tuple[np.ndarray, ...] = (blocks.sizes,)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """inputs and targets (B, T); target_index (n,): see `target_index`."""
+        """inputs and targets (B, T), with their `target_entries`."""
         batch = collate_blocks([self.blocks[int(i)] for i in numbers], self.pad)
-        index = target_index(batch["targets"], self.pad)
-        return {"inputs": batch["inputs"], "targets": batch["targets"], "target_index": index}
+        entries = target_entries(batch["targets"], self.pad)
+        return {"inputs": batch["inputs"], "targets": batch["targets"], **entries}
 
 
 def block_losses(
@@ -103,8 +103,8 @@ class LanguageModelTask(BlockTask):
     ) -> tuple[LossOutput, Tensor | None]:
         # Blocks are padded after their end, where a causal model shows nothing to the tokens before.
         x, _, aux = model.features(batch["inputs"])
-        index = batch.get("target_index")
-        return word_loss(model.head, x, batch["targets"], pad=pad, smoothing=smoothing, index=index), mean_aux(aux)
+        given = {"index": batch.get("target_index"), "words": batch.get("target_words")}
+        return word_loss(model.head, x, batch["targets"], pad=pad, smoothing=smoothing, **given), mean_aux(aux)
 
     # ------------------------------------------------------------------ evaluation and comparison
 

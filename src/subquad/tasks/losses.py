@@ -2,7 +2,7 @@
 micro-batches and workers.
 
 Words are smoothed as in fairseq, and their logits never exist as a whole (`kernels/cross_entropy`). Whoever makes a
-batch says where its targets are (`target_index`), because a GPU that was asked for their number would keep the pass
+batch says where its targets are (`target_entries`), because a GPU that was asked for their number would keep the pass
 waiting. Classes are smoothed as in timm and torch, with smoothing / V for every class.
 """
 
@@ -43,8 +43,17 @@ def add_regularizer(loss: LossOutput, aux: Tensor | None, weight: float) -> Loss
 
 
 def target_index(target: Tensor, pad: int) -> Tensor:
-    """Where targets (...) are that count, as (n,) int64 into the flattened tensor. It is for batches on the CPU."""
+    """Where targets (...) are that count, as (n,) int64 into the flattened tensor."""
     return (target.flatten() != pad).nonzero().squeeze(1)
+
+
+def target_entries(target: Tensor, pad: int) -> dict[str, Tensor]:
+    """What a batch, still on the CPU, says about its targets: their `target_index` (n,), and `target_words` (n,).
+
+    Those are the targets that count. They stay on the CPU, for `AdaptiveHead`.
+    """
+    index = target_index(target, pad)
+    return {"target_index": index, "target_words": target.flatten()[index]}
 
 
 def word_loss(
@@ -55,10 +64,11 @@ def word_loss(
     pad: int = 1,
     smoothing: float = 0.0,
     index: Tensor | None = None,
+    words: Tensor | None = None,
 ) -> LossOutput:
     """Loss of the target words (...) given what the head reads, features (..., dim), without whole logits.
 
-    index: the `target_index` of these targets, if the batch has it.
+    index, words: the `target_entries` of these targets, if the batch has them.
     """
     features, target = features.flatten(0, -2), target.flatten()
     if isinstance(head, AdaptiveHead) and index is None:
@@ -66,15 +76,17 @@ def word_loss(
     if index is not None and len(index) < len(target):
         features, target = features.index_select(0, index), target.index_select(0, index)
     if isinstance(head, AdaptiveHead):
-        return _adaptive_loss(head, features, target, smoothing)
+        return _adaptive_loss(head, features, target, words, smoothing)
     total, nll = linear_cross_entropy(features, head.table, head.bias, target, pad=pad, smoothing=smoothing)
     return LossOutput(total, {"nll": nll.detach()}, _count(target, pad) if index is None else len(index))
 
 
-def _adaptive_loss(head: AdaptiveHead, features: Tensor, target: Tensor, smoothing: float) -> LossOutput:
+def _adaptive_loss(
+    head: AdaptiveHead, features: Tensor, target: Tensor, words: Tensor | None, smoothing: float
+) -> LossOutput:
     if smoothing:
         raise ValueError("an adaptive head has no label smoothing; set the loss's smoothing to 0")
-    total = head.nll(features, target).sum() if len(target) else features.sum() * 0.0
+    total = head.nll(features, target, words).sum() if len(target) else features.sum() * 0.0
     return LossOutput(total, {"nll": total.detach()}, len(target))
 
 

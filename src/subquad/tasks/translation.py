@@ -25,7 +25,7 @@ from subquad.evaluate.report import Evaluation
 from subquad.models import Seq2Seq
 from subquad.models.base import mean_aux
 from subquad.tasks.base import EvaluationOptions, Floor, MainMetric, TrainedModel, register_task
-from subquad.tasks.losses import LossOutput, losses_by_row, target_index, word_loss
+from subquad.tasks.losses import LossOutput, losses_by_row, target_entries, word_loss
 from subquad.tasks.sample_shards import SampleShards, fingerprint
 from subquad.tasks.text import (
     TextData,
@@ -84,9 +84,9 @@ class Pairs:
         self.sizes: tuple[np.ndarray, ...] = (source.lengths + WITH_EOS, target.lengths + WITH_EOS)
 
     def batch(self, numbers: Batch, seed: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """source, source_padding (B, S); target_in, target_out (B, T); target_index (n,): see `target_index`."""
+        """source, source_padding (B, S); target_in, target_out (B, T), with their `target_entries`."""
         batch = collate_pairs([(self.source[int(i)], self.target[int(i)]) for i in numbers], self.pad, self.eos)
-        return {**batch, "target_index": target_index(batch["target_out"], self.pad)}
+        return {**batch, **target_entries(batch["target_out"], self.pad)}
 
 
 def target_features(model: Seq2Seq, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -169,8 +169,8 @@ class TranslationTask(WordTask):
         cls, model: Seq2Seq, batch: Mapping[str, Tensor], pad: int = -1, smoothing: float = 0.0
     ) -> tuple[LossOutput, Tensor | None]:
         x, aux = target_features(model, batch)
-        index = batch.get("target_index")
-        return word_loss(model.head, x, batch["target_out"], pad=pad, smoothing=smoothing, index=index), aux
+        given = {"index": batch.get("target_index"), "words": batch.get("target_words")}
+        return word_loss(model.head, x, batch["target_out"], pad=pad, smoothing=smoothing, **given), aux
 
     # ------------------------------------------------------------------ evaluation and comparison
 
