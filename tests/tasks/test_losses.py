@@ -136,8 +136,8 @@ def test_an_adaptive_head() -> None:
     expected, _ = written_out(head(features), target, 0.0)  # an adaptive head gives log-probabilities
     torch.testing.assert_close(loss.total.double(), expected)
     entries = target_entries(target, PAD)
-    given = {"index": entries["target_index"], "words": entries["target_words"]}
-    assert torch.equal(word_loss(head, features, target, pad=PAD, **given).total, loss.total)
+    index, words = entries["target_index"], entries["target_words"]
+    assert torch.equal(word_loss(head, features, target, pad=PAD, index=index, words=words).total, loss.total)
     with pytest.raises(ValueError, match="no label smoothing"):
         word_loss(head, features, target, smoothing=0.1)
 

@@ -35,7 +35,7 @@ TINY: dict[str, Any] = {
 
 def accuracy(recipe: Any, mixer: Any, out: Path, seed: int = 1) -> float:
     """What a model has reached on validation samples at the end of its training."""
-    changes = {"model": {"decoder": {"mixer": mixer}}, "train": {"seed": seed}}
+    changes: Any = {"model": {"decoder": {"mixer": mixer}}, "train": {"seed": seed}}
     return subquad.train(recipe, out=out, quiet=True, **changes).metrics["accuracy"]
 
 
@@ -71,7 +71,7 @@ def test_far_context_helps_softmax_and_not_a_short_convolution(tmp_path: Path) -
     for name, mixer in {"softmax": "softmax", "lightconv": LIGHTCONV}.items():
         recipe = {**TINY, "task": "language-model", "data": data}
         recipe["model"] = {**TINY["model"], "embedding": {"positions": "learned", "max_length": 64}}
-        changes = {"model": {"decoder": {"mixer": mixer}}, "train": {"updates": 500}}
+        changes: Any = {"model": {"decoder": {"mixer": mixer}}, "train": {"updates": 500}}
         run = subquad.train(recipe, out=tmp_path / name, quiet=True, **changes)
         losses = {one.first: one.loss for one in subquad.evaluate(run, quiet=True).loss_by_position or []}
         gains[name] = losses[8] - losses[16]  # of the letters before the repetition, and of those in it
