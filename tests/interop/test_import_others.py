@@ -4,6 +4,7 @@ No such file is at hand, so each is written here, in the layout of its program, 
 """
 
 import argparse
+import functools
 import importlib.util
 import io
 import json
@@ -189,6 +190,27 @@ def test_image_classifiers_of_the_library(path: Path, tmp_path: Path, nested: ty
     assert_close(logits, fixture["logits"], OUTPUT_TOLERANCE, "logits")
     assert loaded.recipe.train.epochs == 300
     assert loaded.inputs["classes"] == [str(number) for number in range(logits.shape[1])]
+
+
+@pytest.mark.parametrize("eps", [1e-6, 0.25])
+@pytest.mark.parametrize("pattern", ["model_evit_*", "model_pvt_*"])
+def test_image_checkpoints_as_the_librarys_main_writes_them(
+    pattern: str, eps: float, tmp_path: Path, nested: type[argparse.Namespace]
+) -> None:
+    """args is the namespace in which models leave what they were built from: the norm as a partial, tuples, aliases."""
+    fixture = sample(LIBRARY, pattern)
+    contents = library_images(fixture, nested)
+    args = contents["args"]
+    args.norm_layer, args.attn_specific_args = functools.partial(torch.nn.LayerNorm, eps=eps), args.attn_args
+    args.qkv_bias, args.opt_betas, args.lr, args.sched, args.in_chans = (True,), None, 1e-3, "cosine", 3
+    scheduler = {"base_values": [1e-3], "updates": None, "noise_range_t": None, "cycle_mul": 1.0}
+    loaded = imported(contents | {"lr_scheduler": scheduler, "model_ema": None}, tmp_path)
+    norms = [part.eps for part in loaded.model.modules() if isinstance(part, torch.nn.LayerNorm)]
+    assert eps in norms
+    with torch.no_grad():
+        logits = loaded.model(fixture["input"]).logits
+    if eps == 1e-6:  # that of the fixture
+        assert_close(logits, fixture["logits"], OUTPUT_TOLERANCE, "logits")
 
 
 @pytest.mark.parametrize("path", found(PRIMAL, "cv_combo_*") + found(PRIMAL, "cv_primalformer_*"))

@@ -1,6 +1,7 @@
 """The restricted reader of old files: data comes out as it was stored, all else is refused and never runs."""
 
 import argparse
+import functools
 import os
 import pickle
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from subquad.interop.checkpoints.safe_pickle import read_pickle, to_plain_options
+from subquad.interop.checkpoints.safe_pickle import PartialCall, read_pickle, to_plain_options
 from tests.interop.test_import import MAIN, changed, refused
 
 
@@ -67,3 +68,30 @@ def test_stand_ins_hold_what_was_stored(tmp_path, monkeypatch) -> None:
     assert [type(number) for number in found["numbers"]] == [float, int, float, bool]
     assert found["meter"].sum == 7
     assert to_plain_options(found["args"]) == {"dim": 4, "inner": {"window": 3}}
+
+
+def test_a_partial_is_read_and_never_called(tmp_path: Path) -> None:
+    given = {"norm": functools.partial(torch.nn.LayerNorm, 8, eps=1e-6)}
+    torch.save(given, tmp_path / "named.pt")
+    norm = read_pickle(tmp_path / "named.pt")["norm"]
+    assert isinstance(norm, PartialCall)
+    assert (norm.args, norm.keywords) == ((8,), {"eps": 1e-6})
+    assert not callable(norm)
+    assert not issubclass(norm.function, torch.nn.Module)
+
+
+class Calls:
+    """Pickled, it asks for a call of LayerNorm itself."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch.nn.LayerNorm, (8,)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Calls(), functools.partial(os.system, "true"), functools.partial(torch.nn.Linear, 8), torch.nn.LayerNorm(8)],
+)
+def test_what_only_stands_for_a_name_cannot_be_called(value: Any, tmp_path: Path) -> None:
+    torch.save({"value": value}, tmp_path / "evil.pt")
+    with pytest.raises(ValueError, match="is refused: it asks for"):
+        read_pickle(tmp_path / "evil.pt")

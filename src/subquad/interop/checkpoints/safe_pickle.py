@@ -2,7 +2,8 @@
 
 torch's restricted reader builds tensors, numbers, text and containers. It refuses every other name that a pickle asks
 for, before anything runs. In addition, namespaces of argparse are allowed, and a few classes of the original programs
-are replaced by placeholders, which hold what was stored and do nothing.
+are replaced by placeholders, which hold what was stored and do nothing. So is functools.partial: the function in it is
+a name, and nothing can be called by that name.
 
 What torch allows can still turn a few bytes into gigabytes (a bytearray of a given length) or take for ever (hashing
 nested tuples). So each pickle is simulated before torch reads it: fewer names are allowed, and the work of hashing and
@@ -35,6 +36,22 @@ class Placeholder:
     """Holds the attributes of an object whose class does not exist here."""
 
 
+class PartialCall(Placeholder):
+    """Takes the place of functools.partial. function: what it would call, a class that only stands for a name."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.args, self.keywords = function, (), dict[str, Any]()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """state: the function, its arguments by position and by name, and attributes, which a partial seldom has."""
+        self.function, self.args, keywords, _ = state
+        self.keywords = dict(keywords or {})
+
+
+class LayerNorm(Placeholder):
+    """Takes the place of torch's class where a checkpoint names it as the argument of something."""
+
+
 class NumberType:
     """Takes the place of numpy.dtype, and holds the name of a type, such as f8."""
 
@@ -56,6 +73,9 @@ def build_number(kind: NumberType, data: bytes) -> float | int | bool:
 
 MAX_VALUES = 1_000_000
 """The largest number of tensors, numbers and texts in a checkpoint."""
+LAYER_NORM = "torch.nn.modules.normalization.LayerNorm"
+NAMED_ONLY = {LAYER_NORM}
+"""Names that a pickle may have as values, but never call."""
 METERS = ("AverageMeter", "TimeMeter", "StopwatchMeter")
 ALLOWED: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     argparse.Namespace,
@@ -63,6 +83,8 @@ ALLOWED: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (NumberType, "numpy.dtype"),
     (build_number, "numpy.core.multiarray.scalar"),
     (build_number, "numpy._core.multiarray.scalar"),
+    (PartialCall, "functools.partial"),
+    (LayerNorm, LAYER_NORM),
     *((Placeholder, f"fairseq.meters.{name}") for name in METERS),
     *((Placeholder, f"fairseq.logging.meters.{name}") for name in METERS),
 ]
@@ -220,6 +242,8 @@ def _step_cost(step: str, taken: Sequence[StackItem]) -> int:
     """Returns how many values an instruction hashes, or passes to a function."""
     if step in ("SETITEM", "SETITEMS"):
         return sum(key.hashed for key in taken[1::2])
+    if step in ("REDUCE", "NEWOBJ") and taken[0].text in NAMED_ONLY:
+        raise pickle.UnpicklingError(f"GLOBAL {taken[0].text}")
     if step == "REDUCE" and taken[0].text == "_codecs.encode" and [p.text for p in taken[1].parts[1:]] != ["latin1"]:
         raise pickle.UnpicklingError("bytes have an encoding that pickles do not use")  # some encodings take for ever
     return sum(one.size for one in taken[1:]) if step in ("REDUCE", "NEWOBJ", "BUILD") else 0

@@ -19,7 +19,7 @@ from subquad.data.images.inputs import Augmented
 from subquad.data.images.transforms import AugmentOptions
 from subquad.files import decode_utf8, read_bytes
 from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
-from subquad.interop.checkpoints.safe_pickle import to_plain_options
+from subquad.interop.checkpoints.safe_pickle import LayerNorm, PartialCall, to_plain_options
 from subquad.interop.checkpoints.vision.models import convert_evit, convert_pyramid, convert_vit
 from subquad.models import Model
 
@@ -149,8 +149,19 @@ def _library_options(name: str, args: Args) -> dict[str, Any]:
     return {
         "attn_name": args["attn_name"],
         "attn_args": args.get("attn_args") or {},
+        **_norm_options(name, args.get("norm_layer")),
         "drop_path_rate": float(args.get("drop_path_rate", args.get("drop_path")) or 0.0),
     }
+
+
+def _norm_options(name: str, layer: Any) -> dict[str, float]:
+    """Returns the eps of norms. layer: the option norm_layer, which main.py sets to partial(LayerNorm, eps=1e-6)."""
+    if layer is None:
+        return {}
+    if not isinstance(layer, PartialCall) or layer.function is not LayerNorm or layer.keywords.keys() - {"eps"}:
+        raise ValueError(f"{name}: args.norm_layer is no LayerNorm with an eps alone, which is what is supported")
+    eps = float(layer.keywords.get("eps", 1e-5))
+    return {"layernorm_eps": eps, "layernorm_eps_blocks": eps}
 
 
 def evit_options(name: str, args: Args, state: State, size: int) -> dict[str, Any]:
