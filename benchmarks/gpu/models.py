@@ -89,7 +89,7 @@ def _zipf_tails(model: Model, counter: Counter) -> Iterator[None]:
     weights = [sum(1 / (word + 1) for word in range(first, end)) for first, end in head.bands]
     original = head.nll
 
-    def nll(features: Tensor, target: Tensor) -> Tensor:
+    def nll(features: Tensor, target: Tensor, words: Tensor | None = None) -> Tensor:  # noqa: ARG001
         counter.shares = iter([weight / sum(weights) for weight in weights[1:]])
         return original(features, target)
 
