@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LOWEST := .venv-lowest
+CORE := tests/test_recipes.py tests/test_recipe_schema.py tests/data/test_tokenizers.py \
+  tests/evaluate/test_metrics.py tests/kernels/test_conv.py tests/mixers/test_equations.py tests/train/test_checkpoint.py \
+  tests/train/test_recipe.py tests/train/test_trainer.py
 PEERS := .peers
 
 # One torch thread per test process: processes that each start a thread per core slow one another down. With worksteal
@@ -10,7 +14,7 @@ PEERS := .peers
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu nightly lint format docs bench bench-decode bench-loader bench-peers bench-tables torture clean
+.PHONY: help demo test test-lowest test-gpu nightly lint format docs bench bench-decode bench-loader bench-peers bench-tables torture clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +27,14 @@ test: $(INSTALLED) ## Runs the test suite without what is marked nightly.
 
 nightly: $(INSTALLED) ## Runs the slow tests.
 	$(PYTEST) -m nightly
+
+# The schema's own text depends on the version of pydantic that wrote it.
+test-lowest: ## Runs a core part of the suite with the lowest versions that are allowed, in .venv-lowest.
+	$(PYTHON) -m venv --clear $(LOWEST)
+	$(PYTHON) tools/lowest.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install . pytest hypothesis --constraint $(LOWEST)/constraints.txt
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -m "not nightly" $(CORE) \
+	  --deselect tests/test_recipe_schema.py::test_the_schema_is_current
 
 test-gpu: $(INSTALLED) ## Proves everything on this machine's GPU: kernels, mechanisms, commands, training, bench.
 	$(BIN)/python -m pytest -m gpu tests/gpu
@@ -78,4 +90,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean: ## Removes .venv and everything that was built.
-	rm -rf $(VENV) $(PEERS) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(PEERS) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import subquad
-from subquad.packages import require, require_folder
+from subquad.packages import find_broken, require, require_folder, try_imports
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(subquad.__file__).parent
@@ -29,6 +29,21 @@ def test_a_broken_package_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"halfbuilt, which cannot be imported \(libx.so is missing\): pip install"):
         require("halfbuilt", "reading x", "hub")
+
+
+def test_packages_are_tried_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "halfbuilt.py").write_text("raise RuntimeError('operator x::y does not exist')")
+    (tmp_path / "deadly.py").write_text("import os; print('tried', flush=True); os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = try_imports(["json", "halfbuilt", "deadly", "csv"])
+    assert found["json"] == found["csv"] == ""
+    assert found["halfbuilt"] == "RuntimeError: operator x::y does not exist"
+    assert found["deadly"] == "it ends the process (exit code 3)"
+    assert not {"halfbuilt", "deadly"} & sys.modules.keys()
+
+
+def test_what_is_installed_and_works_is_not_broken() -> None:
+    assert find_broken("PyYAML", "nosuch") == {}
 
 
 def test_the_folder_of_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

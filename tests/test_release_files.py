@@ -54,7 +54,7 @@ def test_the_workflow_runs_what_a_merge_needs() -> None:
     jobs = workflow["jobs"]
     assert set(jobs["check"]["strategy"]["matrix"]["python"]) == PYTHONS
     ran = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
-    assert ran == {"check": [".ci/run"], "nightly": ["make nightly"]}
+    assert ran == {"check": [".ci/run"], "lowest": ["make test-lowest"], "nightly": ["make nightly"]}
     assert (ROOT / ".ci/run").stat().st_mode & 0o111
     assert workflow["permissions"] == {"contents": "read"}
 

@@ -8,7 +8,9 @@ import functools
 import importlib
 import importlib.util
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +73,56 @@ def require_torchvision() -> Any:
 def _missing(package: str, purpose: str, extra: str | None, broken: str = "") -> str:
     install = package if extra is None else f"'subquad[{extra}]'"
     return f"{purpose} needs the package {package}{broken}: pip install {install}"
+
+
+# ---------------------------------------------------------------------- packages that are installed and do not work
+
+TRIED = "tried:"
+TRY_IMPORTS = f"""
+import importlib, sys
+for name in sys.argv[1:]:
+    problem = ""
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        problem = " ".join(f"{{type(error).__name__}}: {{error}}".split())
+    print(f"\\n{TRIED}{{name}} {{problem}}", flush=True)
+"""
+
+
+@functools.cache
+def find_broken(*packages: str) -> dict[str, str]:
+    """Returns why packages that are installed cannot be imported, by package.
+
+    They are imported in another process, which a package may end.
+    """
+    from importlib import metadata
+
+    from packaging.utils import canonicalize_name
+
+    modules: dict[str, str] = {}
+    for module, owners in metadata.packages_distributions().items():
+        for owner in owners:
+            if not module.startswith("_"):
+                modules.setdefault(canonicalize_name(owner), module)
+    asked = {modules[name]: package for package in packages if (name := canonicalize_name(package)) in modules}
+    problems = try_imports(list(asked))
+    return {asked[module]: problem for module, problem in problems.items() if problem}
+
+
+def try_imports(modules: Sequence[str]) -> dict[str, str]:
+    """Imports modules in another process; returns what is wrong with each of them, or an empty text."""
+    found: dict[str, str] = {}
+    while rest := [module for module in modules if module not in found]:
+        command = [sys.executable, "-c", TRY_IMPORTS, *rest]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        for line in done.stdout.splitlines():
+            if line.startswith(TRIED):
+                name, _, problem = line.removeprefix(TRIED).partition(" ")
+                found[name] = problem
+        if left := [module for module in rest if module not in found]:
+            found[left[0]] = f"it ends the process (exit code {done.returncode})"
+    return found
 
 
 # ---------------------------------------------------------------------- modules that the user names

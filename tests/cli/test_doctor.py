@@ -153,6 +153,18 @@ def test_extras_come_from_the_metadata(monkeypatch) -> None:
     assert set(metadata.metadata("subquad").get_all("Provides-Extra") or []) > extras
 
 
+def test_a_package_that_is_installed_and_broken_is_told_from_one_that_is_missing(monkeypatch) -> None:
+    true = packages.installed_version
+    monkeypatch.setattr(packages, "installed_version", lambda one: None if one == "wandb" else true(one))
+    monkeypatch.setattr(packages, "find_broken", lambda *given: {"tensorboard": "OSError: libx.so is missing"})
+    found = {finding.name: finding for finding in doctor.extras()}
+    assert found["extra track"].status == "note"
+    assert found["extra track"].text == (
+        "tensorboard is installed and cannot be imported (OSError: libx.so is missing) (optional)"
+    )
+    assert found["extra vision"].text == "pillow installed"
+
+
 def test_a_package_that_is_too_old(monkeypatch) -> None:
     true = packages.installed_version
     monkeypatch.setattr(

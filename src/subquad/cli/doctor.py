@@ -204,16 +204,26 @@ def triton() -> Iterator[Finding]:
 
 
 def extras() -> Iterator[Finding]:
-    """Whether the packages of each optional extra are there, and timm, in whose models mixers can be swapped."""
+    """Whether the packages of each optional extra are there and can be imported, and those of models to swap into."""
     from packaging.requirements import Requirement
 
-    named = {extra: needed for extra, needed in packages.requirements().items() if extra is not None}
-    for extra, needed in sorted(named.items()):
-        yield _optional(f"extra {extra}", needed, f"pip install 'subquad[{extra}]'")
-    yield _optional("timm", [Requirement("timm")], "pip install timm")
+    named = {f"extra {extra}": needed for extra, needed in packages.requirements().items() if extra is not None}
+    remedies = {f"extra {extra}": f"pip install 'subquad[{extra}]'" for extra in packages.requirements()}
+    for package in ("timm", "torchvision"):
+        named[package], remedies[package] = [Requirement(package)], f"pip install {package}"
+    installed = [one.name for needed in named.values() for one in needed if packages.installed_version(one.name)]
+    broken = packages.find_broken(*dict.fromkeys(installed))
+    for name, needed in sorted(named.items()):
+        yield _optional(name, needed, remedies[name], broken)
 
 
-def _optional(name: str, needed: "list[Requirement]", remedy: str) -> Finding:
+def _optional(name: str, needed: "list[Requirement]", remedy: str, broken: dict[str, str]) -> Finding:
+    """installed, not installed, too old, or installed and broken."""
+    wrong = {one.name: broken[one.name] for one in needed if one.name in broken}
+    if wrong:
+        text = ", ".join(f"{package} is installed and cannot be imported ({why})" for package, why in wrong.items())
+        remedy = f"install versions that fit one another and torch, or remove them: pip uninstall {' '.join(wrong)}"
+        return Finding(name, "note", f"{text} (optional)", remedy)
     problems = {one.name: problem for one in needed if (problem := packages.find_problem(one))}
     if not problems:
         return Finding(name, "ok", f"{', '.join(one.name for one in needed)} installed")
