@@ -98,6 +98,25 @@ with Progress(2) as progress:
     assert shown.endswith("\x1b[1A\x1b[2K")  # the cursor goes up, and the line is empty
 
 
+@pytest.mark.parametrize(("width", "shown"), [(60, "epoch 1 | update 12,345"), (95, "lr 1.00e-03"), (130, "GB")])
+def test_a_training_shows_the_parts_that_fit_the_terminal(
+    width: int, shown: str, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    with TrainingProgress(every=1, stream=stream, live=True) as progress:
+        for update in (12_344, 12_345):
+            clock.append(clock[-1] + 2)
+            progress.show_update(1, update, {"loss": 2.0, "ppl": 7.39}, 100, 1e-3, update / 20_000, "images")
+        drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue())
+    lines = [line for line in re.split(r"[\r\n]+", drawn) if line.strip()]
+    assert all(len(line) <= width for line in lines)
+    assert shown in lines[-1]
+    assert lines[-1].rstrip().endswith("left")
+    assert "…" not in drawn
+    assert ("50 images/s" in lines[-1]) == (width > 100)
+
+
 def test_durations() -> None:
     assert [format_duration(seconds) for seconds in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
 

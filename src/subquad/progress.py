@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -20,6 +20,9 @@ LOG_SECONDS = 10.0
 """The least time between two lines of a log, where updates come more often."""
 SPEED_UPDATES = 50
 """The speed of training is the mean of so many of the last updates."""
+BAR_WIDTH = 12
+BETWEEN = " | "
+"""What stands between the parts of a message."""
 FORMATS = {"loss": ".3f", "ppl": ".2f"}
 """How metrics of an update are written; the others have four digits."""
 
@@ -46,9 +49,10 @@ class Progress:
         """The time of the first update, and what was done by then: it warms up, or goes on with earlier work."""
         self._bar = self._start_bar() if self.live else None
 
-    def update(self, message: str, done: float | None = None, *, log: bool | None = None) -> None:
+    def update(self, message: str | Sequence[str], done: float | None = None, *, log: bool | None = None) -> None:
         """Shows what is happening now. done: how much is finished in all, in the unit of `total`.
 
+        message: a text, or parts of one with the most important first; a terminal shows as many as fit its width.
         log: whether a log gets a line for it; None: if the last line is ten seconds old.
         """
         now = time.monotonic()
@@ -61,8 +65,8 @@ class Progress:
                 self._draw(message)
         elif log or (log is None and now - self.logged >= LOG_SECONDS):
             self.logged = now
-            left = self.seconds_left()
-            self._print(message if left is None else f"{message}, {format_duration(left)} left")
+            left, text = self.seconds_left(), message if isinstance(message, str) else BETWEEN.join(message)
+            self._print(text if left is None else f"{text}, {format_duration(left)} left")
 
     def __call__(self, message: str) -> None:
         """One more of `total` steps is done. In a log every step is a line."""
@@ -114,7 +118,7 @@ class Progress:
 
         message = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False, table_column=message)]
-        columns.append(BarColumn(bar_width=20))
+        columns.append(BarColumn(bar_width=BAR_WIDTH))
         columns.append(TextColumn("{task.fields[times]}", markup=False))
         # No thread draws: the process may fork. What is printed to a file must not come out on the terminal instead.
         bar = RichProgress(
@@ -129,13 +133,15 @@ class Progress:
         bar.start()
         return bar
 
-    def _draw(self, message: str) -> None:
+    def _draw(self, message: str | Sequence[str]) -> None:
         assert self._bar is not None
-        times = [format_duration(time.monotonic() - self.started)]
+        times = format_duration(time.monotonic() - self.started)
         if (left := self.seconds_left()) is not None:
-            times.append(f"{format_duration(left)} left")
+            times += f", {format_duration(left)} left"
+        width = self._bar.console.width - len(times) - BAR_WIDTH - 2  # two spaces between three columns
+        text = message if isinstance(message, str) else fit_parts(message, width)
         (task,) = self._bar.task_ids
-        self._bar.update(task, total=self.total, completed=self.done, description=message, times=", ".join(times))
+        self._bar.update(task, total=self.total, completed=self.done, description=text, times=times)
         self._bar.refresh()
 
     def __enter__(self) -> Self:
@@ -163,17 +169,27 @@ class TrainingProgress(Progress):
         self.recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], maxlen=SPEED_UPDATES)
 
     def show_update(
-        self, epoch: int, update: int, metrics: Mapping[str, float], targets: int, lr: float, done: float
+        self,
+        epoch: int,
+        update: int,
+        metrics: Mapping[str, float],
+        targets: int,
+        lr: float,
+        done: float,
+        unit: str = "targets",
     ) -> None:
-        """Shows an update. targets: how many tokens or labels it learned to predict; done: the run's finished share."""
+        """Shows an update. targets: how many tokens or labels it learned to predict, which are called `unit`.
+
+        done: the run's finished share.
+        """
         self.recent.append((time.monotonic(), targets))
         parts = [f"epoch {epoch}", f"update {update:,}"]
         parts += [f"{name} {value:{FORMATS.get(name, '.4g')}}" for name, value in metrics.items()]
         parts.append(f"lr {lr:.2e}")
         if (speed := self.targets_per_second()) is not None:
-            parts.append(f"{speed:,.0f} targets/s")
+            parts.append(f"{speed:,.0f} {unit}/s")
         parts.append(f"{peak_memory() / 2**30:.2f} GB")
-        self.update(" | ".join(parts), done, log=update % self.every == 0)
+        self.update(parts, done, log=update % self.every == 0)
 
     def pause(self) -> None:
         """Leaves the time since the last update, such as that of a validation, out of the speed."""
@@ -185,6 +201,20 @@ class TrainingProgress(Progress):
         passed = self.recent[-1][0] - self.recent[0][0]
         tokens = sum(count for _, count in list(self.recent)[1:])
         return tokens / passed if passed > 0 and tokens else None
+
+
+def fit_parts(parts: Sequence[str], width: int) -> str:
+    """Returns as many of the first parts as fit a width; the first is always there.
+
+    >>> fit_parts(["update 10", "loss 2.000", "lr 1.00e-03"], 25)
+    'update 10 | loss 2.000'
+    """
+    shown = parts[0]
+    for part in parts[1:]:
+        if len(shown) + len(BETWEEN) + len(part) > width:
+            break
+        shown += f"{BETWEEN}{part}"
+    return shown
 
 
 def peak_memory() -> int:

@@ -63,7 +63,7 @@ def test_tensorboard_has_the_metrics(tmp_path: Path) -> None:
     expected: dict[str, list[tuple[int, float]]] = {}
     for record in read_metrics(run / "metrics.jsonl"):
         for name, value in record.items():
-            if name not in ("event", "update", "time"):
+            if name not in ("event", "update", "time") and not isinstance(value, str):
                 expected.setdefault(f"{record['event']}/{name}", []).append((record["update"], value))
     assert set(events.Tags()["scalars"]) == set(expected)
     assert [update for update, _ in expected["train/loss"]] == [1, 2, 3, 4]
@@ -72,6 +72,26 @@ def test_tensorboard_has_the_metrics(tmp_path: Path) -> None:
         found = [(event.step, event.value) for event in events.Scalars(tag)]
         assert [update for update, _ in found] == [update for update, _ in values]
         assert [value for _, value in found] == pytest.approx([value for _, value in values])  # float32 there
+
+
+def test_tensorboard_has_the_recipe_and_hyperparameters(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    run = train(tmp_path, {"tensorboard": True})
+    events = accumulators.EventAccumulator(str(run / "tensorboard")).Reload()
+    (text,) = events.Tensors("recipe/text_summary")
+    shown = text.tensor_proto.string_val[0].decode()
+    assert yaml.safe_load(shown) == yaml.safe_load((run / "recipe.yaml").read_text())
+    found = {}
+    for tag, content in events.summary_metadata.items():
+        if content.plugin_data.plugin_name == "hparams":
+            found[tag] = HParamsPluginData.FromString(content.plugin_data.content)
+    started = found["_hparams_/session_start_info"].session_start_info.hparams
+    assert started["train.updates"].number_value == 4
+    assert started["task"].string_value == RECIPE["task"]
+    named = {one.name.tag for one in found["_hparams_/experiment"].experiment.metric_infos}
+    assert "valid/loss" in named <= set(events.Tags()["scalars"])
 
 
 FULL = """

@@ -186,6 +186,8 @@ class Task(ABC):
     """How many passes over the samples `evaluate` reports."""
     reads_context: ClassVar[bool] = False
     """Whether `evaluate` knows a context window."""
+    target_unit: ClassVar[str] = "targets"
+    """What progress calls the things that an update learns to predict, of which it shows how many a second."""
     sized_by_tokens: ClassVar[bool] = True
     """Whether the size of a sample is the number of its tokens; False: every sample counts 1."""
 

@@ -211,6 +211,7 @@ class ImageClassificationTask(ClassificationTask):
     Data = ImageData
     model_kinds = ("vision", "pyramid")
     sized_by_tokens = False
+    target_unit = "images"
 
     def __init__(
         self,

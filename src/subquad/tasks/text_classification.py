@@ -126,6 +126,7 @@ class LabelledTexts:
 @register_task
 class TextClassificationTask(ClassificationTask, TextTask):
     name = "text-classification"
+    target_unit = "texts"
     Data = TextClassificationData
     model_kinds = ("text-classifier",)
 

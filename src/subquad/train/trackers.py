@@ -6,11 +6,12 @@ that is recipe, environment, metrics and tokenizers. Once fetched, it is read as
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import yaml
 from pydantic import Field
 
 from subquad.config import Options
@@ -90,21 +91,51 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Writes events of TensorBoard into the run directory, with scalars called "event/metric"."""
+    """Writes events of TensorBoard into the run directory, with scalars called "event/metric".
 
-    def __init__(self, run: Path) -> None:
+    The recipe is there as text, and its values as hyperparameters beside the metrics of validation.
+    """
+
+    def __init__(self, run: Path, recipe: Mapping[str, Any]) -> None:
         self.writer = _summary_writer()(str(run / "tensorboard"))
+        self.recipe: Mapping[str, Any] | None = recipe
+        """What is to be written as hyperparameters, until the first validation tells the names of its metrics."""
+        text = yaml.safe_dump(dict(recipe), sort_keys=False)
+        self.writer.add_text("recipe", "\n".join(f"    {line}" for line in text.splitlines()))  # Markdown's code
 
     def log(self, event: str, update: int, values: Mapping[str, float]) -> None:
+        if event == "valid" and self.recipe is not None:
+            self._write_hyperparameters(self.recipe, [f"{event}/{name}" for name in values])
+            self.recipe = None
         for name, value in values.items():
             self.writer.add_scalar(f"{event}/{name}", value, update)
         self.writer.flush()
+
+    def _write_hyperparameters(self, recipe: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """`add_hparams` of torch would write them into a folder of their own, as another run."""
+        from torch.utils.tensorboard.summary import hparams
+
+        for summary in hparams(dict(flatten(recipe)), dict.fromkeys(metrics, 0.0)):
+            self.writer.file_writer.add_summary(summary)
 
     def artifact(self, run: Path, checkpoint: Path) -> None:
         """TensorBoard stores no files."""
 
     def close(self) -> None:
         self.writer.close()
+
+
+def flatten(options: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, bool | float | str]]:
+    """Yields the values of nested options by their places, such as ("train.updates", 100); lists are texts.
+
+    >>> dict(flatten({"train": {"updates": 3, "minutes": None}, "optim": {"betas": [0.9, 0.98]}}))
+    {'train.updates': 3, 'optim.betas': '[0.9, 0.98]'}
+    """
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{place}{name}.")
+        elif value is not None:
+            yield f"{place}{name}", value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _summary_writer() -> Any:
@@ -183,7 +214,7 @@ def build_trackers(config: TrackConfig, run: Path, recipe: Mapping[str, Any]) ->
     trackers: list[Tracker] = []
     if config.tensorboard:
         _summary_writer()
-        trackers.append(SafeTracker("TensorBoard", lambda: TensorBoard(run)))
+        trackers.append(SafeTracker("TensorBoard", lambda: TensorBoard(run, recipe)))
     if config.wandb is not None:
         import_wandb()
         trackers.append(SafeTracker("Weights & Biases", lambda: Wandb(run, config, recipe)))

@@ -292,7 +292,9 @@ class Trainer:
         shown = {"loss": step.loss, **{name: value for name, value in metrics.items() if name != "loss"}}
         scale = self.updater.scale
         shown |= {"skipped": scale.skipped} if scale is not None and scale.skipped else {}
-        self.progress.show_update(self.cursor.epoch + 1, self.update, shown, step.targets, step.lr, self._share_done())
+        self.progress.show_update(
+            self.cursor.epoch + 1, self.update, shown, step.targets, step.lr, self._share_done(), self.task.target_unit
+        )
         if self.update % self.recipe.train.log_every == 0 and not step.skipped:
             speed = self.progress.targets_per_second()
             values = {**metrics, "train_loss": step.loss, "lr": step.lr, "norm": step.grad_norm}
