@@ -178,6 +178,22 @@ def test_strided_and_empty_inputs(name):
 # ---------------------------------------------------------------------- as operations of torch
 
 
+def test_backward_keeps_the_input_and_the_taps_only() -> None:
+    """Unfolding keeps the input once for each tap, which is what the original's plain form does."""
+    x, taps, _ = Shape(2, 64, 4, 8, 31, 15, 64, False).tensors(torch.float32)
+    x.requires_grad_()
+    taps.requires_grad_()
+    kept: list[int] = []
+
+    def pack(value: Tensor) -> Tensor:
+        kept.append(value.numel())
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        conv.tap_conv(x, taps, 15, softmax=True)
+    assert sum(kept) == x.numel() + taps.numel()
+
+
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("softmax", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

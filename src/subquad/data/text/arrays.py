@@ -154,17 +154,24 @@ def read_token_chunks(files: Sequence[str], tokenizers: Sequence[Tokenizer], rul
         if len({len(array) for array in arrays}) > 1:
             counts = ", ".join(f"{array.path} has {len(array):,}" for array in arrays)
             raise ValueError(f"parallel files need the same number of samples: {counts}")
-    fields = list(zip(arrays, tokenizers, strict=True))
     start, end = 0, len(arrays[0])
     while start < end:
         stop = min(array.end_within(start, CHUNK_TOKENS) for array in arrays)
-        lengths = np.stack([array.lengths(start, stop, tokenizer) for array, tokenizer in fields])
-        kept, skipped = rules.select(lengths)
-        lengths[:, ~kept] = 0
-        tokens = [array.tokens(start, stop, own) for array, own in zip(arrays, lengths, strict=True)]
-        unknown = [_count(flat, tokenizer.unk) for flat, tokenizer in zip(tokens, tokenizers, strict=True)]
-        yield TokenChunk(tokens, list(lengths[:, kept]), unknown, stop - start, skipped)
+        yield tokens_of_arrays(arrays, tokenizers, rules, start, stop)
         start = stop
+
+
+def tokens_of_arrays(
+    arrays: Sequence[TokenArray], tokenizers: Sequence[Tokenizer], rules: SkipRules, start: int, stop: int
+) -> TokenChunk:
+    """Returns a range of the samples of parallel arrays, without special tokens at their ends."""
+    fields = zip(arrays, tokenizers, strict=True)
+    lengths = np.stack([array.lengths(start, stop, tokenizer) for array, tokenizer in fields])
+    kept, skipped = rules.select(lengths)
+    lengths[:, ~kept] = 0
+    tokens = [array.tokens(start, stop, own) for array, own in zip(arrays, lengths, strict=True)]
+    unknown = [_count(flat, tokenizer.unk) for flat, tokenizer in zip(tokens, tokenizers, strict=True)]
+    return TokenChunk(tokens, list(lengths[:, kept]), unknown, stop - start, skipped)
 
 
 def _count(tokens: np.ndarray, number: int) -> int:

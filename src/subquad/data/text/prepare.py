@@ -36,6 +36,7 @@ from subquad.data.text.store import (
     remove_store,
     remove_temporary_files,
 )
+from subquad.data.text.token_tables import read_table_chunks
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.simple import LabelTokenizer
 from subquad.files import digest, write_metadata
@@ -325,6 +326,8 @@ class _Preparation:
         if not source.is_ids:
             samples = read_samples(source, fields, counter, report)
             return encode_samples(samples, folders, rules, self._num_workers(name))
+        if source.is_hub or source.columns:
+            return read_table_chunks(source, fields, [load_tokenizer(folder) for folder in folders], rules)
         if len(source.files) != len(fields):
             files = ", ".join(source.files)
             raise ValueError(f"{len(fields)} files of token ids are needed ({', '.join(fields)}); got {files}")

@@ -43,8 +43,8 @@ class TextSource(Options):
     files: tuple[str, ...] = Field(
         min_length=1,
         description="One text file for each field, or one file of token ids for each (.npy, .npz or fairseq's .idx), "
-        "or one table, or for labelled texts one folder that has a folder for each class with a file for each text, or "
-        "hub:NAME for a data set of the Hugging Face hub.",
+        "or one table of text, or with `format: ids` of lists of token ids, or for labelled texts one folder that has "
+        "a folder for each class with a file for each text, or hub:NAME for a data set of the Hugging Face hub.",
     )
     columns: tuple[int | str, ...] = Field(
         (), description="The columns of a table, by name or by number from 1. By default the first columns are used."
@@ -77,7 +77,7 @@ class TextSource(Options):
     @property
     def is_ids(self) -> bool:
         """Whether the files hold token ids instead of text."""
-        return not self.is_hub and self.kind == "ids"
+        return self.format == "ids" if self.is_hub else self.kind == "ids"
 
     @property
     def kind(self) -> Format:

@@ -20,7 +20,7 @@ CARRIAGE_RETURN = "\ud800"
 def cell_text(place: str, row: Any, column: int | str) -> str:
     """Returns the text in a column. Names may lead into nested mappings: "translation.de"."""
     if isinstance(row, Mapping):
-        value = _look_up(place, row, column)
+        value = look_up(place, row, column)
     else:
         assert isinstance(column, int)
         if column > len(row):
@@ -35,7 +35,8 @@ def cell_text(place: str, row: Any, column: int | str) -> str:
     return value
 
 
-def _look_up(place: str, row: Mapping[str, Any], column: int | str) -> Any:
+def look_up(place: str, row: Mapping[str, Any], column: int | str) -> Any:
+    """Returns the value in a column of a mapping, by name or by number from 1."""
     if isinstance(column, int):
         if column > len(row):
             raise ValueError(f"{place}: there is no column {column}, only {len(row)}: {', '.join(row)}")
@@ -44,7 +45,7 @@ def _look_up(place: str, row: Mapping[str, Any], column: int | str) -> Any:
         return row[column]
     outer, _, inner = column.partition(".")
     if inner and isinstance(row.get(outer), Mapping):
-        return _look_up(place, row[outer], inner)
+        return look_up(place, row[outer], inner)
     raise ValueError(f"{place}: there is no column {column!r}{nearest(column, row)} It has {', '.join(map(str, row))}.")
 
 
@@ -77,7 +78,7 @@ def delimited_rows(
     if len(set(names)) < len(names):
         raise ValueError(f"{place}: two columns have the same name; give header=false and numbers")
     for column in wanted:
-        _look_up(place, dict.fromkeys(names), column)  # a name that is wrong is wrong in every row
+        look_up(place, dict.fromkeys(names), column)  # a name that is wrong is wrong in every row
     for place, row in rows:
         if len(row) != len(names):
             report.add_error(ValueError(f"{place}: {len(row)} columns, but the header names {len(names)}"))
