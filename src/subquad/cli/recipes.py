@@ -120,6 +120,8 @@ def read_command(given: str) -> "Conversion":
     if given == "-":
         return convert_commands(sys.stdin.read())
     path = Path(given)
-    if "\n" not in given and len(given) < 1024 and path.is_file():
-        return convert_commands(path.read_text(), path.parent)
-    return convert_commands(given)
+    try:
+        is_file = path.is_file()
+    except OSError:  # most commands are longer than the name of a file may be
+        is_file = False
+    return convert_commands(path.read_text(), path.parent) if is_file else convert_commands(given)

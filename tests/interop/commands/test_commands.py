@@ -231,6 +231,12 @@ def test_the_command_prints_a_recipe_that_is_read_again(tmp_path: Path, capsys) 
     assert f"subquad train {tmp_path / 'my.yaml'} --out runs/dynamic_conv_iwslt" in (tmp_path / "my.yaml").read_text()
 
 
+def test_a_command_may_be_longer_than_the_name_of_a_file(capsys) -> None:
+    assert command(["recipes", "--from", seeds.IMAGE_COMMANDS["imagenet_pvt_v2_b3_eva"]]) == 0
+    assert "preset: pvt_v2_b3" in capsys.readouterr().out
+    assert command(["recipes", "--from", f"fairseq-generate data-bin --path {'x/' * 3000}y.pt"]) == 0
+
+
 @pytest.mark.parametrize("joined", ["", " --joined-dictionary"])
 def test_preprocessing_is_a_command_that_runs(joined: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
