@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from subquad.cli.main import app
+from subquad.cli.main import build_app
+from subquad.mixers import available
 from subquad.models import PRESETS
 from subquad.models.presets import OTHER_NAMES
 from subquad.original_names import ATTENTION, AVERAGING, PROGRAMS
@@ -18,7 +19,7 @@ from subquad.train.recipe import Recipe, recipe_class
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/seeds.md").read_text()
-RECIPES = {path.stem for folder in ("recipes", "src/subquad/recipes") for path in (ROOT / folder).rglob("*.yaml")}
+RECIPES = {path.stem for path in (ROOT / "src/subquad/recipes").rglob("*.yaml")}
 
 
 def rows() -> list[list[str]]:
@@ -60,18 +61,20 @@ def commands_in(row: list[str]) -> list[list[str]]:
 @by_row
 def test_commands_of_a_row_are_known(row: list[str]) -> None:
     for words in commands_in(row):
-        group = typer.main.get_command(app)
+        group = typer.main.get_command(build_app())
         while hasattr(group, "commands"):
             assert words[0] in group.commands, words
             group, words = group.commands[words[0]], words[1:]
         options = {name for parameter in group.params for name in parameter.opts}
-        for word in words:
+        for before, word in zip(["", *words], words, strict=False):
             if word.startswith("--"):
                 assert word in options, f"{word} of {group.name}"
             elif re.fullmatch(r"[a-z_]+(\.[a-z_]+)+=.*", word):
                 assert word.split(".")[0] in Recipe.model_fields, word
-            elif word.endswith(".yaml"):
-                assert Path(word).stem in RECIPES, word
+            elif before == "--recipe" or (group.name in ("train", "compare") and not before):
+                assert word in RECIPES, word
+            elif group.name == "info":
+                assert word in {*available(), *PRESETS, *OTHER_NAMES}, word
 
 
 @by_row
