@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from subquad.data.tokenizers import Tokenizer
 from subquad.decode.classify import ClassProbabilities, ImageClassifier, TextLabeller
@@ -16,6 +16,9 @@ from subquad.train import checkpoint as stored
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import RECIPE, LoadedRun, find_checkpoint, load_trained
 from subquad.train.trackers import local_run
+
+if TYPE_CHECKING:
+    from subquad.interop.checkpoints.fairseq.hub_interface import HubInterface
 
 
 class Run:
@@ -90,6 +93,19 @@ class Run:
         given = [texts] if isinstance(texts, str) else texts
         found = [result.text for result in self.translator(**decode).translate(given)]
         return found[0] if isinstance(texts, str) else found
+
+    def hub(self) -> "HubInterface":
+        """The same model with the interface of fairseq's hub objects: `translate`, `sample`, `generate`, `score`.
+
+        `subquad.interop.checkpoints.fairseq.hub` gives the same for checkpoints of fairseq.
+        """
+        from subquad.interop.checkpoints.fairseq.hub_interface import HubInterface
+
+        if isinstance(self.model, Seq2Seq):
+            return HubInterface([self.model], {side: self.tokenizer(side) for side in ("source", "target")})
+        if isinstance(self.model, LanguageModel):
+            return HubInterface([self.model], {"text": self.tokenizer("text")})
+        raise ValueError(f"{self.folder} is a run of task {self.recipe.task}, whose models write no text")
 
     def generator(self, *others: "Run", **decode: Any) -> Generator:
         """Continues many texts. others: runs that form an ensemble with this one. decode: see `DecodeOptions`."""

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+import subquad
 from subquad.data.tokenizers.fairseq import post_process
 from subquad.decode.options import DecodeOptions
 from subquad.decode.translate import Translator
+from subquad.interop.checkpoints import import_checkpoint
 from subquad.interop.checkpoints.fairseq.hub import (
+    EVA,
     PUBLISHED,
-    HubTranslator,
+    HubInterface,
     from_pretrained,
     load_published,
     published_folder,
@@ -165,10 +168,89 @@ def test_refusals(options: dict[str, Any], message: str, tmp_path: Path) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_models_that_do_not_translate(tmp_path: Path) -> None:
+def test_hypotheses_and_their_scores_are_fairseqs() -> None:
+    """generate gives the golden search's tokens and scores; score gives the same numbers for the same tokens."""
+    model = from_pretrained(CHECKPOINTS, "main_dynamic_glu.pt")
+    sources = [model.encode(text) for text in SOURCES]
+    every = model.generate(sources, **ASKED)
+    for hypotheses, golden in zip(every, GOLDEN["dynamic"]["hypos"], strict=True):
+        assert [one["tokens"].tolist() for one in hypotheses] == [one["tokens"] for one in golden]
+        assert [one["score"] for one in hypotheses] == pytest.approx([one["score"] for one in golden], abs=1e-4)
+    (best, *_), first = every[0], model.generate(sources[0], **ASKED)
+    assert [one["tokens"].tolist() for one in first] == [one["tokens"].tolist() for one in every[0]]
+    scored = model.score(SOURCES[0], model.decode(best["tokens"]))
+    assert torch.equal(scored["tokens"], best["tokens"])
+    torch.testing.assert_close(scored["positional_scores"], best["positional_scores"], atol=1e-5, rtol=1e-5)
+    assert scored["score"] == pytest.approx(best["score"], abs=1e-5)
+    with pytest.raises(ValueError, match="give the sentences and `targets`"):
+        model.score(SOURCES[0])
+
+
+def test_several_translations_and_fairseqs_names_of_options() -> None:
+    model = from_pretrained(CHECKPOINTS, "main_dynamic_glu.pt")
+    several = model.translate(SOURCES[0], nbest=3, **ASKED)
+    assert len(several) == 3
+    assert several[0] == model.translate(SOURCES[0], **ASKED)
+    assert model.translate(SOURCES[:2], nbest=3, **ASKED)[0] == several
+    assert model.sample(SOURCES) == model.translate(SOURCES, beam=1)
+    named = model.translate(SOURCES[0], unkpen=0.5, no_repeat_ngram_size=2, max_sentences=4)
+    assert named == model.translate(SOURCES[0], unk_penalty=0.5, no_repeat_ngram=2, batch_sentences=4)
+    drawn = [model.sample(SOURCES[0], sampling=True, temperature=5.0, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert model.sample(SOURCES[0], sampling=True, sampling_topk=1) == model.translate(SOURCES[0], beam=1)
+    assert model.sample(SOURCES[0], sampling=True, sampling_topk=-1, sampling_topp=-1.0)
+
+
+def test_the_steps_from_a_sentence_to_tokens(tmp_path: Path) -> None:
+    folder = place(tmp_path / "model")
+    (folder / "bpecodes").write_text("#version: 0.2\ns 1</w>\n")
+    model = from_pretrained(folder, tokenizer="moses", bpe="subword_nmt")
+    assert model.tokenize("s1, s2") == "s1 , s2"
+    assert model.apply_bpe("s1 s2") == "s1 s@@ 2"
+    assert model.remove_bpe("s1 s@@ 2") == "s1 s2"
+    plain = from_pretrained(folder)
+    assert (plain.tokenize("a, b"), plain.apply_bpe("ab")) == ("a, b", "ab")
+
+
+def test_languages_are_parts_of_file_names(tmp_path: Path) -> None:
+    folder = place(tmp_path / "model")
+    for side, language in (("src", "de"), ("tgt", "en")):
+        (folder / f"dict.{side}.txt").rename(folder / f"dict.{language}.txt")
+    model = from_pretrained(folder, source_lang="de", target_lang="en")
+    assert (model.source_lang, model.target_lang) == ("de", "en")
+    assert model.translate(SOURCES[0], **ASKED)
+
+
+def test_a_run_has_the_same_interface(tmp_path: Path) -> None:
+    import_checkpoint(CHECKPOINTS / "main_dynamic_glu.pt", tmp_path / "run")
+    run = subquad.load_run(tmp_path / "run")
+    model = run.hub()
+    assert model.translate(SOURCES, **ASKED) == run.translate(SOURCES, **ASKED)
+    assert model.eval() is model
+    assert model.to("cpu").device.type == "cpu"
+
+
+def test_language_models_continue_and_score(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, load(min((FOLDER / "fairseq").glob("lm_*.safetensors"))), "args")
-    with pytest.raises(ValueError, match=r"model\.pt is a model of language-model; only models of translation"):
-        from_pretrained(tmp_path)
+    model = from_pretrained(tmp_path)
+    assert model.sample("w1 w2", beam=2, max_len_b=6).startswith("w1 w2")
+    hypotheses = model.generate(model.encode("w1 w2"), beam=2, max_len_b=6)
+    assert len(hypotheses) == 2
+    # what it writes with one beam is what scores of every step say
+    text = model.sample("w3", max_len_b=4)
+    scored = model.score(text)
+    words = model.encode("w3").tolist()[:-1]
+    ((best,),) = model.generate([words], beam=1, max_len_b=4)
+    new = len(best["positional_scores"])
+    torch.testing.assert_close(
+        scored["positional_scores"][1 : 1 + new], best["positional_scores"], atol=1e-5, rtol=1e-5
+    )
+    for call in (lambda: model.translate("w1"), lambda: model.score("w1", "w2")):
+        with pytest.raises(ValueError, match="a language model"):
+            call()
+
+
+def test_other_files(tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(2)}, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"model\.pt is not a checkpoint of a known program\. .*fairseq \("):
         from_pretrained(tmp_path)
@@ -178,8 +260,8 @@ def test_wrong_options_of_translate() -> None:
     model = from_pretrained(CHECKPOINTS, "main_dynamic_glu.pt")
     with pytest.raises(ValueError, match="translate has no option 'len_pen'; did you mean 'lenpen'"):
         model.translate("s1", len_pen=2.0)
-    with pytest.raises(ValueError, match="only the best translation"):
-        model.translate("s1", nbest=2)
+    with pytest.raises(ValueError, match="sample has no option 'topk'"):
+        model.sample("s1", sampling=True, topk=2)
 
 
 # ---------------------------------------------------------------------- torch.hub
@@ -205,7 +287,7 @@ def test_a_published_name_through_torch_hub(tmp_path: Path) -> None:
     done = hub(tmp_path, NAME, SOURCES)
     assert done.returncode == 0, done.stderr
     module, texts = json.loads(done.stdout)
-    assert module == "subquad.interop.checkpoints.fairseq.hub"
+    assert module == "subquad.interop.checkpoints.fairseq.hub_interface"
     assert texts == [best["text"] for best in BEST]
 
 
@@ -225,7 +307,7 @@ def test_every_published_name_is_an_entry_point() -> None:
     """Entry points are what torch.hub takes for such: everything that can be called, unless its name begins with _."""
     entries = runpy.run_path(str(ROOT / "hubconf.py"))
     found = {name: entry for name, entry in entries.items() if callable(entry) and not name.startswith("_")}
-    assert found.keys() == PUBLISHED.keys()
+    assert found.keys() == {*PUBLISHED, *EVA}
     for name, archive in PUBLISHED.items():
         assert archive in found[name].__doc__
         mechanism, glu, _, languages = name.split(".")
@@ -234,10 +316,19 @@ def test_every_published_name_is_an_entry_point() -> None:
         assert languages in archive
 
 
+def test_a_wrong_name_lists_the_right_ones() -> None:
+    right = r"'lightconv\.glu\.wmt17\.zhen'; did you mean 'lightconv\.glu\.wmt17\.zh-en'\? Names: "
+    with pytest.raises(ValueError, match=right) as no:
+        torch.hub.load(str(ROOT), "lightconv.glu.wmt17.zhen", source="local")
+    assert all(name in str(no.value) for name in (*PUBLISHED, *EVA))
+    with pytest.raises(ValueError, match="no published model is called 'lightconv'"):
+        load_published("lightconv")
+
+
 def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place(tmp_path / "anywhere")
     model = load_published(NAME, folder, tokenizer=None)
-    assert isinstance(model, HubTranslator)
+    assert isinstance(model, HubInterface)
     assert model.translate(SOURCES[2], **ASKED) == BEST[2]["text"]
     monkeypatch.delenv("TORCH_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

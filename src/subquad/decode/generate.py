@@ -61,10 +61,13 @@ class Generator:
         found = sample(self._scorer(texts), texts, tokens, options, self.special, self.device)
         return [self._to_continuation(text, one) for text, one in zip(texts, found, strict=True)]
 
-    @torch.inference_mode()
     def search(self, prompts: Sequence[str], tokens: int) -> list[list[Continuation]]:
         """Returns the `nbest` best continuations of each prompt, found by beam search, of at most `tokens` tokens."""
-        texts = self._encode(prompts, tokens + 1)
+        return self.search_after(self._encode(prompts, tokens + 1), tokens)
+
+    @torch.inference_mode()
+    def search_after(self, texts: Sequence[list[int]], tokens: int) -> list[list[Continuation]]:
+        """Searches as `search` does, after texts of at least one token each."""
         first = torch.tensor([text[-1] for text in texts], device=self.device)
         request = SearchRequest(first, torch.full((len(texts),), tokens))
         found = beam_search(self._scorer(texts), request, self.options, self.special)

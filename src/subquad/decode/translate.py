@@ -19,7 +19,8 @@ from subquad.decode.graphs import GraphScorer, check_graphs
 from subquad.decode.hypotheses import Hypothesis
 from subquad.decode.inference import prepare_for_inference
 from subquad.decode.limits import max_source_length, max_text_length
-from subquad.decode.options import DecodeOptions
+from subquad.decode.options import DecodeOptions, SampleOptions
+from subquad.decode.sample import sample
 from subquad.decode.scoring import Seq2SeqScorer, combine_scorers
 from subquad.kernels.parallel import parallel_map
 from subquad.models import Seq2Seq
@@ -104,6 +105,31 @@ class Translator:
         read = self.source.encode_batch(texts)
         sources = [self._with_eos(tokens) if text.strip() else [] for text, tokens in zip(texts, read, strict=True)]
         starts = self.target.encode_batch(prefixes) if prefixes is not None else [[] for _ in texts]
+        yield from self._translate_tokens(sources, starts)
+
+    def search_tokens(
+        self, sources: Sequence[list[int]], drawing: SampleOptions | None = None
+    ) -> list[list[Hypothesis]]:
+        """The `nbest` best hypotheses of each source of token ids without eos. drawing: draw one at random instead."""
+        read = [self._with_eos(tokens) for tokens in sources]
+        if drawing is None:
+            found = self._translate_tokens(read, [[] for _ in read])
+            return [
+                [Hypothesis(one.tokens, one.score, one.log_probabilities) for one in each.candidates] for each in found
+            ]
+        return [[self._sample(tokens, drawing)] for tokens in read]
+
+    @torch.inference_mode()
+    def _sample(self, source: list[int], drawing: SampleOptions) -> Hypothesis:
+        if not source:
+            return Hypothesis([], 0.0, [])
+        read = torch.tensor([source], device=self.device)
+        scorer = combine_scorers([Seq2SeqScorer(model, read, None) for model in self.models])
+        most = self._limit(source) + 1  # with eos
+        return sample(scorer, [[self.special.eos]], most, drawing, self.special, self.device)[0]
+
+    def _translate_tokens(self, sources: Sequence[list[int]], starts: Sequence[list[int]]) -> Iterator[Translation]:
+        """Yields the results of sources with eos, in order. An empty one has an empty translation."""
         done = {number: EMPTY_TRANSLATION for number, tokens in enumerate(sources) if not tokens}
         self.empty += len(done)
         given = 0
@@ -122,7 +148,7 @@ class Translator:
         while given in done:
             yield done.pop(given)
             given += 1
-        assert given == len(texts), "every line has one result"
+        assert given == len(sources), "every line has one result"
 
     def _with_eos(self, tokens: list[int]) -> list[int]:
         """Appends eos to the tokens of a line, which are truncated if necessary; an empty line stays empty."""
@@ -146,9 +172,7 @@ class Translator:
         source = source.to(self.device)
         scorers = [Seq2SeqScorer(model, source, given) for model in self.models]
         scorer = combine_scorers([GraphScorer(one) for one in scorers] if self.options.graphs else scorers)
-        limits = [int(self.options.max_len_a * len(tokens) + self.options.max_len_b) for tokens in sources]
-        if self.max_target_tokens is not None:
-            limits = [min(limit, self.max_target_tokens - 1) for limit in limits]
+        limits = [self._limit(tokens) for tokens in sources]
         prefixes = pad_rows(starts, self.special.pad)[0].to(self.device) if any(starts) else None
         first = torch.full((len(sources),), self.special.eos, device=self.device)
         request = SearchRequest(first, torch.tensor(limits), prefixes)
@@ -157,6 +181,11 @@ class Translator:
             Translation([self._candidate(tokens, one) for one in hypotheses])
             for tokens, hypotheses in zip(sources, found, strict=True)
         ]
+
+    def _limit(self, source: Sequence[int]) -> int:
+        """How many tokens a translation has at most, without eos."""
+        limit = int(self.options.max_len_a * len(source) + self.options.max_len_b)
+        return limit if self.max_target_tokens is None else min(limit, self.max_target_tokens - 1)
 
     def _candidate(self, source: list[int], found: Hypothesis) -> Candidate:
         alignment = align(self.alignment_model, [source], [found.tokens])[0] if self.alignments else None

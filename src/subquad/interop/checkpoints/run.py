@@ -26,7 +26,8 @@ class TextFiles:
     """Dictionaries and codes that the user named.
 
     codes: if they are not named, those beside the checkpoint are used, unless the text is in `pieces` already.
-    moses: whether Moses splits the text before the codes are applied.
+    moses: whether Moses splits the text before the codes are applied. languages: of source and target, where they are
+    not those that the checkpoint names.
     """
 
     dict_source: Path | None = None
@@ -34,6 +35,7 @@ class TextFiles:
     codes: Path | None = None
     moses: bool = True
     pieces: bool = False
+    languages: tuple[str | None, str | None] = (None, None)
 
 
 @dataclass(frozen=True)

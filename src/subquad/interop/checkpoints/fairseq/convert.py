@@ -136,8 +136,8 @@ def _load_dictionaries(model: Model, settings: Settings, folder: Path, texts: Te
         "target": ("target_lang", texts.dict_target, "--dict-target", model.config.target_vocab),
     }
     found = {}
-    for field, (key, named, option, size) in fields.items():
-        language = settings.all.get(key)
+    for (field, (key, named, option, size)), given in zip(fields.items(), texts.languages, strict=True):
+        language = given or settings.all.get(key)
         if not LANGUAGE.fullmatch(str(language)):  # it is a part of a file name, and must not lead to another folder
             raise ValueError(f"{key} is {str(language)[:80]!r}, which is no name of a language")
         one = _load_dictionary(f"dict.{language}.txt", named, option, folders, size)

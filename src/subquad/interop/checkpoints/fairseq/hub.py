@@ -1,4 +1,4 @@
-"""Loads translation models of fairseq as Python objects with the interface of fairseq's own.
+"""Loads checkpoints of fairseq as Python objects with the interface of fairseq's own (`HubInterface`).
 
     from subquad.interop.checkpoints.fairseq.hub import from_pretrained
     model = from_pretrained("checkpoints", checkpoint_file="checkpoint_best.pt", data_name_or_path="data-bin/en_fr",
@@ -13,18 +13,14 @@ Published models are read from TORCH_HOME/subquad/NAME, or from a folder that th
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from subquad.data.tokenizers import Tokenizer
-from subquad.decode.options import DecodeOptions
-from subquad.decode.translate import Translator
+from subquad.config import nearest
 from subquad.interop.checkpoints import convert_checkpoint
 from subquad.interop.checkpoints.fairseq.convert import CODES
+from subquad.interop.checkpoints.fairseq.hub_interface import HubInterface
 from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
-from subquad.models import Seq2Seq
+from subquad.models import LanguageModel, Seq2Seq
 
 CHECKPOINT = "model.pt"
 BPE, TOKENIZER = "subword_nmt", "moses"
@@ -44,48 +40,13 @@ PUBLISHED = {
     "dynamicconv.glu.wmt17.zh-en": "wmt17.zh-en.dynamicconv-glu.tar.gz",
 }
 """The archives of the models that fairseq published, by name. Two names can stand for the same archive."""
-
-
-class HubTranslator(nn.Module):
-    """A model or an ensemble with its tokenizers. `to`, `cuda` and `half` apply to all models."""
-
-    def __init__(self, models: Sequence[Seq2Seq], source: Tokenizer, target: Tokenizer) -> None:
-        super().__init__()
-        self.models = nn.ModuleList(models)
-        self.source, self.target = source, target
-        self._translator: Translator | None = None
-        self.eval()
-
-    @overload
-    def translate(self, sentences: str, beam: int = 5, **options: Any) -> str: ...
-
-    @overload
-    def translate(self, sentences: Sequence[str], beam: int = 5, **options: Any) -> list[str]: ...
-
-    def translate(self, sentences: str | Sequence[str], beam: int = 5, **options: Any) -> str | list[str]:
-        """Returns the best translation of a sentence, or of each. options: those of the recipe section `decode`."""
-        if "nbest" in options:
-            raise ValueError("translate gives only the best translation; `subquad translate --nbest` gives several")
-        chosen = DecodeOptions.parse("translate", {"beam": beam, **options})
-        if self._translator is None or self._translator.options != chosen:
-            models = [model for model in self.models if isinstance(model, Seq2Seq)]
-            self._translator = Translator(models, self.source, self.target, chosen)
-        texts = [sentences] if isinstance(sentences, str) else sentences
-        found = [translated.text for translated in self._translator.translate(texts)]
-        return found[0] if isinstance(sentences, str) else found
-
-    def encode(self, sentence: str) -> Tensor:
-        """Returns the token ids of a source sentence, with eos, (T,) int64."""
-        return torch.tensor([*self.source.encode(sentence), self.source.eos])
-
-    def decode(self, tokens: Tensor | Sequence[int]) -> str:
-        """Returns the target sentence of token ids."""
-        return self.target.decode(torch.as_tensor(tokens).tolist())
-
-    def _apply(self, *arguments: Any, **options: Any) -> Self:
-        """Forgets the translator, because `to`, `cuda` and `half`, which call this, move the models."""
-        self._translator = None
-        return super()._apply(*arguments, **options)
+EVA = (
+    "wikitext103-eva-16layers-lm",
+    "wikitext103-eva-32layers-lm",
+    "wmt14ende-eva-e32_c8-mt",
+    "wmt14ende-eva-e8_c8-mt",
+)
+"""The checkpoints that the authors of EVA published, each a file; dictionaries are those of its data."""
 
 
 def from_pretrained(
@@ -96,22 +57,31 @@ def from_pretrained(
     tokenizer: str | None = None,
     bpe: str | None = None,
     bpe_codes: str | Path | None = None,
-) -> HubTranslator:
-    """Loads the translation model of a fairseq checkpoint in a folder.
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> HubInterface:
+    """Loads the model of a fairseq checkpoint in a folder, which translates or continues text.
 
     checkpoint_file: several files, separated by colons, form an ensemble. data_name_or_path: the folder of the
     dictionaries; a path that begins with a dot is relative to `folder`. tokenizer: "moses", or None for text that is
     tokenised. bpe: "subword_nmt", with the codes of bpe_codes or of the file bpecodes or code in `folder` or beside the
-    dictionaries. None: the text is in pieces of the dictionaries.
+    dictionaries. None: the text is in pieces of the dictionaries. source_lang, target_lang: the languages, which are
+    parts of the names of dictionaries; by default those of the checkpoint.
     """
     folder, data = Path(folder), str(data_name_or_path)
     folders = [folder, folder / data if data.startswith(".") else Path(data)]
     # Codes beside the model are used, and even read, only if the caller asks for BPE.
-    texts = TextFiles(codes=_find_codes(folders, bpe, bpe_codes), moses=_uses_moses(tokenizer, bpe), pieces=bpe is None)
+    texts = TextFiles(
+        codes=_find_codes(folders, bpe, bpe_codes),
+        moses=_uses_moses(tokenizer, bpe),
+        pieces=bpe is None,
+        languages=(source_lang, target_lang),
+    )
     converted = [_load_checkpoint(folder / name, folders[-1], texts) for name in checkpoint_file.split(os.pathsep)]
-    first = converted[0].tokenizers
-    models = [one.model for one in converted if isinstance(one.model, Seq2Seq)]
-    return HubTranslator(models, first["source"], first["target"])
+    if len(kinds := {one.task for one in converted}) > 1:
+        raise ValueError(f"{checkpoint_file}: models of {' and '.join(sorted(kinds))} are no ensemble")
+    models: Any = [one.model for one in converted]
+    return HubInterface(models, converted[0].tokenizers, source_lang, target_lang)
 
 
 def _uses_moses(tokenizer: str | None, bpe: str | None) -> bool:
@@ -139,8 +109,8 @@ def _find_codes(folders: Sequence[Path], bpe: str | None, named: str | Path | No
 
 def _load_checkpoint(path: Path, data: Path, texts: TextFiles) -> ConvertedRun:
     found = convert_checkpoint(path, texts, data)
-    if not isinstance(found.model, Seq2Seq):
-        raise ValueError(f"{path} is a model of {found.task}; only models of translation translate")
+    if not isinstance(found.model, Seq2Seq | LanguageModel):
+        raise ValueError(f"{path} is a model of {found.task}; only models of translation and of language write text")
     return found
 
 
@@ -153,9 +123,12 @@ def published_folder(name: str) -> Path:
     return Path(os.environ.get("TORCH_HOME", cache)).expanduser() / "subquad" / name
 
 
-def load_published(name: str, folder: str | Path | None = None, **options: Any) -> HubTranslator:
-    """Loads a published model. folder: where its archive was unpacked. options: those of `from_pretrained`."""
+def load_published(name: str, folder: str | Path | None = None, **options: Any) -> HubInterface:
+    """Loads a published model. folder: where its files are. options: those of `from_pretrained`."""
+    check_name(name)
     place = Path(folder) if folder is not None else published_folder(name)
+    if name in EVA:
+        return from_pretrained(place, **_eva_options(name, place, options))
     given = {"checkpoint_file": CHECKPOINT, "tokenizer": TOKENIZER, "bpe": BPE, **options}
     for file in given["checkpoint_file"].split(os.pathsep):
         if not (place / file).is_file():
@@ -167,19 +140,43 @@ def load_published(name: str, folder: str | Path | None = None, **options: Any) 
     return from_pretrained(place, **given)
 
 
-def entry_points() -> dict[str, Callable[..., HubTranslator]]:
+def check_name(name: str) -> None:
+    """Raises a ValueError with all names if none of the published models is called so."""
+    if name not in (names := [*PUBLISHED, *EVA]):
+        raise ValueError(f"no published model is called {name!r}{nearest(name, names)} Names: {', '.join(names)}.")
+
+
+def _eva_options(name: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The only checkpoint of the folder, and BPE if its codes are there, unless the caller says otherwise."""
+    files = sorted(path.name for path in folder.glob("*.pt"))
+    if "checkpoint_file" not in options and len(files) != 1:
+        raise ValueError(
+            f"{folder} has {len(files)} files *.pt, and {name} is one: put the checkpoint that its authors published "
+            f"(https://github.com/HKUNLP/efficient-attention) there, and the dictionaries of its data beside it, or "
+            "name another folder=..."
+        )
+    has_codes = any((folder / codes).is_file() for codes in CODES)
+    return {"checkpoint_file": files[0] if files else "", "bpe": BPE if has_codes else None, **options}
+
+
+def entry_points() -> dict[str, Callable[..., HubInterface]]:
     """Returns a function for each published model, as torch.hub calls them."""
-    return {name: _entry_point(name) for name in PUBLISHED}
+    return {name: _entry_point(name) for name in (*PUBLISHED, *EVA)}
 
 
-def _entry_point(name: str) -> Callable[..., HubTranslator]:
-    def load(folder: str | Path | None = None, **options: Any) -> HubTranslator:
+def _entry_point(name: str) -> Callable[..., HubInterface]:
+    def load(folder: str | Path | None = None, **options: Any) -> HubInterface:
         return load_published(name, folder, **options)
 
+    if name in EVA:
+        what, usual = f"EVA's published model {name}", "bpe is that of the codes in the folder, if there are any"
+    else:
+        what = f"fairseq's published model {name}, whose archive {PUBLISHED[name]} was unpacked before"
+        usual = 'tokenizer is "moses" and bpe is "subword_nmt"'
     load.__name__ = name
-    load.__doc__ = f"""Loads fairseq's published model {name}, whose archive {PUBLISHED[name]} was unpacked before.
+    load.__doc__ = f"""Loads {what}.
 
-    folder: where it was unpacked. By default it is TORCH_HOME/subquad/{name}. The other options are those of
-    `from_pretrained`; by default tokenizer is "moses" and bpe is "subword_nmt".
+    folder: where its files are. By default it is TORCH_HOME/subquad/{name}. The other options are those of
+    `from_pretrained`; by default {usual}.
     """
     return load
