@@ -3,6 +3,8 @@
 import argparse
 import copy
 import pickle
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -191,10 +193,39 @@ def test_what_does_not_exist_is_refused_by_name() -> None:
         AttentionFactory.build_attention("eva", {**size, "windowsize": 4})
     with pytest.raises(TypeError, match="needs the argument 'num_heads'"):
         AttentionFactory.build_attention("eva", {"dim": 8})
-    with pytest.raises(ValueError, match="adaptive_proj must be one of default, qk, no-ln, none, got 'no_ln'"):
+    with pytest.raises(
+        ValueError,
+        match=r"adaptive_proj \(--adaptive-proj\) must be one of .*, got 'no_ln'; did you mean 'no-ln'",
+    ):
         AttentionFactory.build_attention("eva", {**size, "adaptive_proj": "no_ln"})
-    with pytest.raises(ValueError, match="sample_scheme must be one of"):
+    with pytest.raises(ValueError, match=r"sample_scheme \(--sample-scheme\) must be one of"):
         AttentionFactory.build_attention("performer", {**size, "sample_scheme": "twice"})
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("lara", {"mis_type": "opt"}, "mis_type (--mis-type) must be one of mis-opt, mis-bh, mis-biased, got 'opt'"),
+        ("lara", {"pool_module_type": "deep"}, "pool_module_type (--pool-module-type) must be one of light, dense"),
+        ("lara", {"proposal_gen": "some"}, "proposal_gen (--proposal-gen) must be one of pool, no-param-pool"),
+        ("lara", {"num_landmarks": 0}, "lara: num_landmarks (--num-landmarks): Input should be greater"),
+        ("eva", {"window_size": -1}, "eva: window_size (--window-size): Input should be greater than or equal to 1"),
+        ("performer", {"proj_method": "x"}, "performer: proj_method (--proj-method): Input should be 'favorp'"),
+    ],
+)
+def test_wrong_values_are_named_in_the_callers_words(name: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        AttentionFactory.build_attention(name, {"dim": 8, "num_heads": 2, **given})
+
+
+def test_causal_eva_says_which_arguments_it_takes() -> None:
+    """The other mechanisms take dim and their options side by side, as the library's own factory does."""
+    with pytest.raises(TypeError, match="causal_eva: 'dim' is called embed_dim") as no:
+        AttentionFactory.build_attention("causal_eva", {"dim": 8, "num_heads": 2, "window_size": 4})
+    for word in ("embed_dim", "num_heads", "attn_args", "window_size", "chunk_size"):
+        assert word in str(no.value)
+    with pytest.raises(TypeError, match="causal_eva: 'window_size' belongs into attn_args"):
+        AttentionFactory.build_attention("causal_eva", {"embed_dim": 8, "num_heads": 2, "window_size": 4})
 
 
 def test_causal_eva_refuses_what_it_cannot_do() -> None:

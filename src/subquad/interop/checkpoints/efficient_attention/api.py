@@ -14,6 +14,7 @@ modules compute, except for padding: here padded positions contribute nothing an
 """
 
 import argparse
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import isqrt
@@ -26,6 +27,7 @@ from subquad.config import nearest
 from subquad.interop.checkpoints.efficient_attention.mixers import build_mixer
 from subquad.mixers import Mixer
 from subquad.mixers.windows import OffsetTable
+from subquad.original_names import ATTENTION
 
 INDEX = "relative_position_index"
 """A table in the library's state dicts that follows from the window, so it is not loaded."""
@@ -112,6 +114,16 @@ def _refuse_unknown(attn_name: str, given: Mapping[str, Any], known: tuple[str, 
             raise TypeError(f"{attn_name} has no argument {key!r}{nearest(key, known)} ({', '.join(known)})")
 
 
+def _in_words_of_the_library(message: str) -> str:
+    """A message about an option of ours, such as "eva: window: ...", with the name that the library has for it."""
+    owner, _, rest = message.partition(": ")
+    name, colon, problem = rest.partition(": ")
+    theirs = next((flag for flag, one in ATTENTION.items() if colon and one.fields == name), None)
+    if theirs is None:
+        return message
+    return f"{owner}: {theirs.removeprefix('--').replace('-', '_')} ({theirs}): {problem}"
+
+
 class NestedNamespace(argparse.Namespace):
     """A namespace in which "a.b" is attribute b of the namespace a, which is created when it is first needed."""
 
@@ -177,7 +189,10 @@ class LibraryModule(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        fresh = build_mixer(config)
+        try:
+            fresh = build_mixer(config)
+        except ValueError as error:
+            raise ValueError(_in_words_of_the_library(str(error))) from None
         self.mixer, self.weight_map = fresh.module, dict(fresh.weight_map)
         self.register_load_state_dict_pre_hook(_from_library)
         self.register_state_dict_post_hook(_to_library)
@@ -288,6 +303,19 @@ class TimeFirstAttention(LibraryModule):
         return self.mixer(query.transpose(0, 1), padding=padding).y.transpose(0, 1), None
 
 
+def _check_time_first(given: Mapping[str, Any]) -> None:
+    """Refuses arguments of the other mechanisms: causal_eva has those of fairseq's attention, its own apart."""
+    known = list(inspect.signature(TimeFirstAttention).parameters)
+    own = [argument.name for argument in ARGUMENTS["causal_eva"]]
+    if wrong := next((name for name in given if name not in known), None):
+        said = "is called embed_dim" if wrong == "dim" else "belongs into attn_args" if wrong in own else "is unknown"
+        raise TypeError(
+            f"causal_eva: {wrong!r} {said}. It is built like fairseq's attention, with the arguments "
+            f"{', '.join(known)}; attn_args is a namespace or a mapping with the options of the mechanism: "
+            f"{', '.join(own)}"
+        )
+
+
 class AttentionFactory:
     """The library's mechanisms by name."""
 
@@ -299,6 +327,8 @@ class AttentionFactory:
     def build_attention(cls, attn_name: str, attn_args: Mapping[str, Any]) -> LibraryModule:
         """Returns the module of a mechanism. Unknown mechanisms raise a KeyError, and unknown arguments a TypeError."""
         _arguments_of(attn_name)
+        if attn_name == "causal_eva":
+            _check_time_first(attn_args)
         return cls.attn_dict[attn_name](**attn_args)
 
     add_attn_specific_args = staticmethod(add_attn_specific_args)

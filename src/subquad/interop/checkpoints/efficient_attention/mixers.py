@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from subquad.config import nearest
 from subquad.interop.checkpoints.weight_map import (
     ConvertedModule,
     ParamRef,
@@ -16,7 +17,8 @@ from subquad.interop.checkpoints.weight_map import (
 from subquad.mixers import Mixer, build
 from subquad.original_names import VALUES
 
-_ADAPTIVE, _SCHEME = VALUES["adaptive"], VALUES["projection"]
+_ADAPTIVE, _SCHEME, _MIS_TYPES = VALUES["adaptive"], VALUES["projection"], VALUES["weights"]
+_POOL_MODULES = {"light": "light", "dense": "dense"}
 _RA_PROPOSAL = {0: "mean", -1: "softmax"}
 _MATRIX_FREE = ("dpfp", "mlp-fourier", "relu-only", "sigmoid-only")
 
@@ -54,7 +56,10 @@ def build_mixer(config: Mapping[str, Any]) -> ConvertedModule[Mixer]:
 def _translate(option: str, given: Any, choices: Mapping[str, str]) -> str:
     """Returns our word for one of the library's."""
     if given not in choices:
-        raise ValueError(f"{option} must be one of {', '.join(choices)}, got {given!r}")
+        flag = f"--{option.replace('_', '-')}"
+        raise ValueError(
+            f"{option} ({flag}) must be one of {', '.join(choices)}, got {given!r}{nearest(given, choices)}"
+        )
     return choices[given]
 
 
@@ -121,10 +126,10 @@ def _lara(config: Mapping[str, Any]) -> OptionsAndMap:
     mixing = "values" if proposal.endswith("-vmixed") else "keys" if proposal.endswith("mixed") else "none"
     options = {
         "landmarks": config.get("num_landmarks", 49),
-        "weights": config.get("mis_type", "mis-opt").removeprefix("mis-"),
+        "weights": _translate("mis_type", config.get("mis_type", "mis-opt"), _MIS_TYPES),
         "alpha": config.get("alpha_coeff", 1.0),
         "num_samples": "multi" if config.get("use_multisample") else samples,
-        "pool_proj": config.get("pool_module_type", "light"),
+        "pool_proj": _translate("pool_module_type", config.get("pool_module_type", "light"), _POOL_MODULES),
         "landmark_mixing": mixing,
     }
     refs: WeightMap = {}
@@ -136,7 +141,8 @@ def _lara(config: Mapping[str, Any]) -> OptionsAndMap:
         options["proposal"] = "plain-pool"
         return options, refs
     else:
-        raise ValueError(f"lara: unknown proposal_gen {proposal!r}")
+        known = "pool, no-param-pool and adaptive-1d, each also with -mixed and -vmixed"
+        raise ValueError(f"proposal_gen (--proposal-gen) must be one of {known}, got {proposal!r}")
     for side in ("q", "k"):
         refs |= map_linear(f"{side}_bar_gen.{linear}", f"{side}_map.linear")
         refs |= map_linear(f"{side}_bar_gen.{norm}", f"{side}_map.norm")
