@@ -154,7 +154,9 @@ def chunks(mixer: Any, space: Space, extension: int, decoder: bool) -> tuple[int
     if r is None and decoder and config.landmarks is None:
         r = config.window
     if r is None:
-        r = max(1, math.floor((math.prod(whole) // config.landmarks) ** (1 / len(space)) + 1e-9))
+        r = max(1, math.floor((math.prod(whole) // (config.landmarks or 49)) ** (1 / len(space)) + 1e-9))
+        if config.landmarks is None and len(space) == 1:
+            r = max(r, min(8, whole[0]))
     counts = [max(1, size // r) if extension else math.ceil(size / r) for size in whole]
     members, divisors = [], []
     for c in cells_of(tuple(counts)):
@@ -231,7 +233,11 @@ def landmarks(mixer: Any, q: Tensor, k: Tensor, v: Tensor, space: Space) -> tupl
     config = mixer.config
     if config.proposal == "adaptive":
         q, k = mixer.q_map(q), mixer.k_map(k)
-    groups = segments(space[0], config.landmarks) if len(space) == 1 else pools(space, math.isqrt(config.landmarks))
+    by_length = min(49, max(16, space[0] // 8))
+    if len(space) == 1:
+        groups = segments(space[0], config.landmarks or by_length)
+    else:
+        groups = pools(space, math.isqrt(config.landmarks or 49))
     q_bar, k_bar, v_bar = (torch.stack([t[:, group].mean(1) for group in groups], 1) for t in (q, k, v))
     if len(space) == 1:
         return q_bar, k_bar

@@ -20,8 +20,10 @@ RAGGED: list[dict[str, Any]] = [
     {"window": 4, "chunk_size": 9, "overlap": True},
     {"window": 5, "landmarks": 4, "overlap": True},
     {"window": 6, "variant": "decoder", "landmarks": 4, "overlap": True},
+    {"window": 3},
+    {"window": 3, "overlap": True},
 ]
-"""Options of eva whose chunks do not go into the windows, or are longer than the sequence."""
+"""Options of eva whose chunks do not go into the windows, or are longer than the sequence, or follow its length."""
 CASES = [*every_case(*OURS), *(Case.of("eva", options) for options in RAGGED)]
 LENGTHS = (1, 2, 5, 12, 13)
 GRIDS = ((1, 1), (3, 2), (4, 8), (5, 7))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from subquad.mixers import Mixer, available, build, mixer_class
-from subquad.testing import DIM, HEADS, Case, close, enlarge, first_case, tokens
+from subquad.testing import DIM, HEADS, Case, assert_close, close, enlarge, first_case, tokens
 
 
 def twin(source: Mixer, name: str, **options: object) -> Any:
@@ -129,3 +129,28 @@ def test_weights_of_tests_are_far_from_uniform() -> None:
     q, k, _ = mixer.project(tokens(2, 24, 0))
     largest = (q @ k.transpose(-1, -2) * mixer.scale).softmax(-1).amax(-1)
     assert largest.mean() > 3 / 24
+
+
+# ---------------------------------------------------------------------- defaults that follow the length
+
+
+@pytest.mark.parametrize("time", [5, 16, 40, 128, 135, 256, 392, 450])
+@pytest.mark.parametrize("name", ["lara", "eva"])
+def test_defaults_follow_the_length(name: str, time: int) -> None:
+    """They are those of an explicit number of landmarks, or of an explicit size of chunks."""
+    count = min(49, max(16, time // 8))
+    cells = -(-time // 16) * 16
+    explicit = {"landmarks": count} if name == "lara" else {"window": 16, "chunk_size": max(8, cells // 49)}
+    default, x = Case.of(name, {} if name == "lara" else {"window": 16}).build(), tokens(1, time, 0)
+    assert_close(default(x).y, Case.of(name, explicit).build()(x).y, f"{time} tokens")
+
+
+@pytest.mark.parametrize("options", [{"name": "lara"}, {"name": "eva"}, {"name": "eva", "overlap": True}], ids=str)
+def test_defaults_of_a_row_follow_its_own_length(options: dict[str, Any]) -> None:
+    lengths = (450, 20, 200, 130)
+    name, more = options["name"], {key: value for key, value in options.items() if key != "name"}
+    mixer, x = Case.of(name, more).build(), tokens(len(lengths), max(lengths), 0)
+    padding = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+    together = mixer(x, padding=padding).y
+    for row, length in enumerate(lengths):
+        assert_close(together[row, :length], mixer(x[row : row + 1, :length]).y[0], f"{length} tokens")

@@ -1,7 +1,7 @@
 """Chunks of EVA: which positions each chunk summarises, also when every row of a batch has its own chunk size."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -82,6 +82,21 @@ def _most_chunks(time: int, row_length: Tensor, size: Tensor, landmarks: int) ->
     return most if tracing.is_symbolic(time) else max(1, min(time, most))
 
 
+@overload
+def chunk_length(cells: int, landmarks: int, least: int) -> int: ...
+
+
+@overload
+def chunk_length(cells: Tensor, landmarks: int, least: int) -> Tensor: ...
+
+
+def chunk_length(cells: int | Tensor, landmarks: int, least: int) -> int | Tensor:
+    """Tokens of a chunk, for about as many chunks as landmarks in so many cells; at least `least`, if there are."""
+    if isinstance(cells, Tensor):
+        return (cells // landmarks).maximum(cells.clamp(1, least))
+    return max(cells // landmarks, min(cells, least))
+
+
 def cut(
     qkv: QKV,
     shape: tuple[int, ...],
@@ -91,11 +106,12 @@ def cut(
     extension: int,
     chunk_size: int | None,
     landmarks: int | None,
+    least: int,
 ) -> Chunks:
     """Cuts q, k, v (batch, heads, N, d) into chunks of `chunk_size` tokens per axis, or into about `landmarks` chunks.
 
     shape: what whole windows cover, N cells; mask: (batch or 1, N) bool, True at tokens, None = all are.
-    lengths: (batch,) tokens of padded sequences. Given landmarks M, chunks are max(1, floor(P / M)) long, P being what
+    lengths: (batch,) tokens of padded sequences. Given landmarks, chunks of a sequence have the `chunk_length` of what
     whole windows cover of the row itself. Chunks reach `extension` cells further on each side, as windows do. A
     remainder shorter than a chunk is dropped when they do, and makes a short last chunk when they do not.
     """
@@ -103,8 +119,8 @@ def cut(
         return _cut_grid(qkv, shape, mask, extension, chunk_size, landmarks)
     if landmarks is not None and (lengths is not None or not tracing.may_branch_on_length()):
         # Slices of a symbolic size would cost compiled code a graph for every length; lookups do not.
-        return _cut_rows(qkv, mask, lengths, window, extension, landmarks)
-    size = chunk_size or max(1, shape[0] // (landmarks or 1))
+        return _cut_rows(qkv, mask, lengths, window, extension, landmarks, least)
+    size = chunk_size or chunk_length(shape[0], landmarks or 1, least)
     count = _count(shape[0], size, extension)
     q, k, v, cells_mask = _parts(qkv, shape, mask, size, extension, (count,))
     begin = torch.arange(count, device=q.device) * size
@@ -118,7 +134,7 @@ def cut(
 
 
 def _cut_rows(
-    qkv: QKV, mask: Tensor | None, lengths: Tensor | None, window: int, extension: int, landmarks: int
+    qkv: QKV, mask: Tensor | None, lengths: Tensor | None, window: int, extension: int, landmarks: int, least: int
 ) -> Chunks:
     """Every row has its own chunk size: positions are looked up instead of sliced."""
     batch, heads, time, width = qkv[0].shape
@@ -127,11 +143,11 @@ def _cut_rows(
         lengths = mask.sum(1)
     most = 2 * landmarks - 1  # floor(P / M) = r gives at most ceil((r M + M - 1) / r) chunks
     if tracing.is_symbolic(time):
-        longest = time // landmarks + 2
+        longest = time // landmarks + 1 + least
     else:
-        longest, most = max(1, time // landmarks), max(1, min(time, most))
+        longest, most = max(least, time // landmarks), max(1, min(time, most))
     row_length = whole_windows(lengths, window)[:, None]
-    size = (row_length // landmarks).clamp(min=1)
+    size = chunk_length(row_length, landmarks, least)
     index = torch.arange(most, device=lengths.device)
     chunk_mask = index < (row_length // size if extension else -(-row_length // size))
     cell = torch.arange(longest + 2 * extension, device=lengths.device)

@@ -9,7 +9,8 @@ Decoder variant: windows may reach one window back; mu = q~ + k~; causal: only c
 
 This is exact where the window w divides the length T and chunks do not overlap. Ragged ends are those of the original:
 the sequence is filled up with empty cells to whole windows, P = ceil(T / w) w cells, and cut from its first cell on
-into chunks of r cells. r is chunk_size (in the decoder variant by default the window) or max(1, floor(P / landmarks)).
+into chunks of r cells. r is chunk_size (in the decoder variant by default the window) or max(1, floor(P / landmarks));
+by default landmarks are 49, and r is at least min(8, P) on a sequence.
 A remainder of less than r cells is a chunk of its own, or no chunk when chunks overlap. A chunk's mean is the sum over
 its tokens, divided by the number of its cells up to P, plus 2 e when chunks reach e cells further on both sides: empty
 cells count as zeros. A chunk without any token has k~_c = K(0) and beta_c = 0, and takes its weight A_ic like the
@@ -43,20 +44,21 @@ from subquad.kernels.window_attention import Summaries, window_attention
 from subquad.mixers import noise
 from subquad.mixers.attention import HeadMap, init_small, init_xavier
 from subquad.mixers.base import Capabilities
-from subquad.mixers.chunks import ChunkCounts, cut, side_by_side, sums_of_tokens, whole_windows
+from subquad.mixers.chunks import ChunkCounts, chunk_length, cut, side_by_side, sums_of_tokens, whole_windows
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 from subquad.mixers.state import advanced, append_at, extend, keep_last, select_rows, with_room
 from subquad.mixers.windows import WindowConfig, WindowMixer, WindowState, crop
 
-DEFAULT_LANDMARKS = 49
+DEFAULT_LANDMARKS, DEFAULT_LEAST_CHUNK = 49, 8
 
 
 class EVAConfig(WindowConfig):
     landmarks: int | None = Field(
         None,
         ge=1,
-        description=f"about how many chunks; default {DEFAULT_LANDMARKS} in the encoder variant without chunk_size",
+        description=f"about how many chunks; default in the encoder variant without chunk_size: {DEFAULT_LANDMARKS}, "
+        f"and in short sequences fewer, of {DEFAULT_LEAST_CHUNK} tokens each",
     )
     chunk_size: int | None = Field(
         None, ge=1, description="tokens per chunk (per side on a grid), must divide the window in the decoder variant, "
@@ -97,6 +99,11 @@ class EVAConfig(WindowConfig):
         if self.chunk_size or self.landmarks:
             return self.chunk_size, self.landmarks
         return (self.window, None) if self.is_decoder else (None, DEFAULT_LANDMARKS)
+
+    @property
+    def least_chunk(self) -> int:
+        """Tokens that a chunk of a sequence has at least, if its size follows from a number of landmarks."""
+        return DEFAULT_LEAST_CHUNK if self.landmarks is None else 1
 
 
 @dataclass
@@ -233,8 +240,8 @@ class EVA(WindowMixer[EVAConfig]):
         if landmarks is None:
             return size
         if lengths is None:
-            return max(1, padded_shape[0] // landmarks)
-        return (whole_windows(lengths, config.window) // landmarks).clamp(min=1)
+            return chunk_length(padded_shape[0], landmarks, config.least_chunk)
+        return chunk_length(whole_windows(lengths, config.window), landmarks, config.least_chunk)
 
     def _means(self, token_sums: Tensor, chunks: ChunkCounts) -> Tensor:
         """Mean queries and keys of chunks (2, batch, heads, chunks, d), from sums of tokens (batch, chunks, C).
@@ -253,7 +260,7 @@ class EVA(WindowMixer[EVAConfig]):
         """Summaries of chunks that overlap, lie on a grid, or hold queries and keys that are turned by positions."""
         config, qkv = self.config, self.split_heads(flat)
         extension = 0 if config.is_decoder else self.look_back
-        chunks = cut(qkv, padded_shape, mask, lengths, config.window, extension, *config.chunking)
+        chunks = cut(qkv, padded_shape, mask, lengths, config.window, extension, *config.chunking, config.least_chunk)
         chunk_k, chunk_v = self._summarise(chunks.q, chunks.k, chunks.v, chunks.cells_mask, chunks.sizes)
         return Summaries(chunk_k, chunk_v, chunks.mask, chunks.length if config.causal else 0)
 

@@ -2,7 +2,8 @@
 
 Equation, per head, with s = d^-1/2 and phi(w, t) = s w.t - s |t|^2 / 2:
     landmarks q~_c, k~_c: means of queries and keys over min(T, M) segments of the sequence, whose sizes differ by at
-    most one token (the longer ones come last), or over the cells of a square on the grid, n x n with n^2 <= M
+    most one token (the longer ones come last), or over the cells of a square on the grid, n x n with n^2 <= M; by
+    default M = min(49, max(16, floor(T / 8))) on a sequence, and 49 on a grid
     mu_c = q~_c + k~_c,  omega_c = mu_c (+ N(0, 1) in training),  D_cc' = phi(omega_c, mu_c')
     F_c = sum_j softmax_j(phi(omega_c, k_j)) v_j
     y_i = sum_c softmax_c( log alpha_ci + phi(omega_c, q_i) + LSE_j phi(omega_c, k_j) - log p_c ) F_c
@@ -34,9 +35,17 @@ from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout
 from subquad.mixers.registry import register
 
+LEAST_LANDMARKS, MOST_LANDMARKS, TOKENS_PER_LANDMARK = 16, 49, 8
+"""By default, on sequences: more than one in eight tokens would cost as much as exact attention of short inputs."""
+
 
 class LARAConfig(AttentionConfig):
-    landmarks: int = Field(49, ge=1, description="number of landmarks M; on a grid the largest square up to M")
+    landmarks: int | None = Field(
+        None,
+        ge=1,
+        description=f"number of landmarks M; on a grid the largest square up to M; default {MOST_LANDMARKS}, on a "
+        f"sequence one for {TOKENS_PER_LANDMARK} tokens, but at least {LEAST_LANDMARKS} and at most {MOST_LANDMARKS}",
+    )
     proposal: Literal["pool", "plain-pool", "adaptive"] = Field(
         "pool",
         description="landmarks on a grid: pooled and mapped by linear + layer norm, or pooled as they are; adaptive: "
@@ -55,6 +64,10 @@ class LARAConfig(AttentionConfig):
     num_samples: Literal["single", "antithetic", "multi"] = Field(
         "single", description="samples of each landmark in training: one, two of opposite noise, or two"
     )
+
+    def num_landmarks(self, length: int) -> int:
+        """The landmarks M of a sequence of this length."""
+        return self.landmarks or min(MOST_LANDMARKS, max(LEAST_LANDMARKS, length // TOKENS_PER_LANDMARK))
 
     def check(self) -> None:
         super().check()
@@ -123,7 +136,9 @@ class LARA(AttentionMixer[LARAConfig]):
         """
         config = self.config
         member = self._members(x, layout)
-        mask = member.any(-1) if layout.mask is not None else None
+        # traced code has room for the landmarks of any length
+        some_are_empty = layout.mask is not None or (config.landmarks is None and tracing.is_symbolic(x.shape[1]))
+        mask = member.any(-1) if some_are_empty else None
         if config.proposal == "adaptive":
             assert self.q_map is not None
             assert self.k_map is not None
@@ -134,8 +149,9 @@ class LARA(AttentionMixer[LARAConfig]):
         if config.rotary:  # what is turned by positions has means of its own
             landmarks = self.split_heads(means(member, flat))
         else:
-            even = layout == Layout() and x.shape[1] % config.landmarks == 0 and tracing.may_branch_on_length()
-            landmarks = self.project(x.unflatten(1, (config.landmarks, -1)).mean(2) if even else means(member, x))
+            count = config.num_landmarks(x.shape[1]) if tracing.may_branch_on_length() else 0
+            even = layout == Layout() and count > 0 and x.shape[1] % count == 0
+            landmarks = self.project(x.unflatten(1, (count, -1)).mean(2) if even else means(member, x))
         q_bar, k_bar, v_bar = (self._only(mask, part) for part in landmarks)
         if layout.grid is None:
             return q_bar, k_bar, mask
@@ -148,15 +164,22 @@ class LARA(AttentionMixer[LARAConfig]):
 
     def _members(self, x: Tensor, layout: Layout) -> Tensor:
         """Which tokens each landmark stands for: (batch or 1, c, N) bool."""
-        time, count = x.shape[1], self.config.landmarks
+        time, given = x.shape[1], self.config.landmarks
+        is_symbolic = tracing.is_symbolic(time)
         if layout.grid is not None:
-            member = grid_cells(layout.grid, math.isqrt(count), x.device)
-        elif not tracing.is_symbolic(time) and time <= count:  # segments of one token each
+            member = grid_cells(layout.grid, math.isqrt(given or MOST_LANDMARKS), x.device)
+        elif not is_symbolic and time <= (given or LEAST_LANDMARKS):  # segments of one token each
             member = torch.eye(time, dtype=torch.bool, device=x.device)[None]
-        elif layout.mask is None and not tracing.is_symbolic(time):
-            member = segments(time, time, count, x.device)
+        elif layout.mask is None and not is_symbolic:
+            count = self.config.num_landmarks(time)
+            member = segments(time, time, count, x.device, count)
+        elif given is not None:
+            member = segments(layout.lengths_of(x), time, given, x.device, given)
         else:
-            member = segments(layout.lengths_of(x), time, count, x.device)
+            lengths = layout.lengths_of(x)
+            counts = (lengths // TOKENS_PER_LANDMARK).clamp(LEAST_LANDMARKS, MOST_LANDMARKS)
+            most = MOST_LANDMARKS if is_symbolic else self.config.num_landmarks(time)
+            member = segments(lengths, time, counts[:, None], x.device, most)
         return member if layout.mask is None else member & layout.mask[:, None, :]
 
     @staticmethod
@@ -230,10 +253,11 @@ def means(member: Tensor, x: Tensor) -> Tensor:
     return member.to(x.dtype) / member.sum(-1, keepdim=True).clamp(min=1) @ x
 
 
-def segments(lengths: Tensor | int, time: int, count: int, device: torch.device) -> Tensor:
+def segments(lengths: Tensor | int, time: int, count: int | Tensor, device: torch.device, most: int) -> Tensor:
     """Members of `count` segments of each row: (batch, count, time) bool. lengths: (batch,), or that of one row.
 
     With a = floor(length / count), the first (a + 1) count - length segments have a tokens and the others a + 1.
+    count: one number, or (batch, 1) one for each row, none larger than `most`.
     """
     short: Tensor | int
     least: Tensor | int
@@ -248,7 +272,7 @@ def segments(lengths: Tensor | int, time: int, count: int, device: torch.device)
     position = torch.arange(time, device=device)
     late = position - number_short * short
     segment = torch.where(late < 0, position // least, number_short + late // (short + 1))
-    return segment.view(-1, 1, time) == torch.arange(count, device=device)[:, None]
+    return segment.view(-1, 1, time) == torch.arange(most, device=device)[:, None]
 
 
 def grid_cells(grid: tuple[int, int], side: int, device: torch.device) -> Tensor:
