@@ -14,7 +14,7 @@ PEERS := .peers
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-lowest test-gpu nightly lint format docs bench bench-decode bench-loader bench-peers bench-tables torture clean
+.PHONY: help demo test test-lowest test-gpu nightly lint format docs bench bench-decode bench-instructions bench-loader bench-peers bench-tables torture clean
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ bench-loader: $(INSTALLED) ## Measures how fast batches are loaded, for docs/tra
 
 bench-peers: $(PEERS)/.installed ## Measures other libraries beside ours, for docs/peers.md, on an idle machine.
 	$(PEERS)/bin/python -m benchmarks.peer $(ONLY) --json docs/peers.json --write-docs docs/peers.md
+
+bench-instructions: $(INSTALLED) ## Counts instructions for docs/performance.md; needs valgrind, but no idle machine.
+	$(BIN)/python -m benchmarks.instructions $(ONLY) --json docs/instructions.json --write-docs docs/performance.md
 
 # An environment of their own that sees the packages of the project's.
 $(PEERS)/.installed: $(INSTALLED)
