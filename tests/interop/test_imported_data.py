@@ -8,8 +8,10 @@ import pytest
 import torch
 import yaml
 
+import subquad
 from subquad.cli.main import run as command
-from subquad.data.tokenizers.fairseq import FairseqDictionary, MosesTokenizer
+from subquad.data.tokenizers.fairseq import FairseqDictionary, MosesTokenizer, post_process
+from subquad.evaluate.bleu_and_chrf import bleu
 from subquad.interop.checkpoints.safe_pickle import read_pickle
 from subquad.train.run import load_trained
 from tests.data.fairseq_files import numbered, write_mmap
@@ -85,3 +87,31 @@ def test_a_run_without_data_takes_a_folder_of_fairseqs(tmp_path: Path, capsys: p
     assert command(words) == 0
     assert "splits" not in data_of(run)
     assert command(["evaluate", str(run), f"data.fairseq={folder}", "--resamples", "10"]) == 0
+
+
+def test_pieces_become_words_without_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In translations, and in evaluation in references as well: BLEU is of words, perplexity of pieces."""
+    golden = json.loads((CHECKPOINTS / "generation.json").read_text())["dynamic"]["hypos"]
+    lines = (CHECKPOINTS / "test.src").read_text().splitlines()
+    for name, words in {"pieces": [], "words": ["--remove-bpe", "subword_nmt"]}.items():
+        assert command(["import", str(LEGACY), "--out", str(tmp_path / name), *words]) == 0
+    assert "in pieces of the dictionaries, and comes out in words" in capsys.readouterr().out
+    joined = subquad.load_run(tmp_path / "words").translate(lines, beam=4)
+    assert joined == [hypotheses[0]["text"] for hypotheses in golden]
+    apart = subquad.load_run(tmp_path / "pieces")
+    assert any("@@" in text for text in apart.translate(lines, beam=4))
+    assert apart.translate(lines, beam=4, remove_bpe="@@ ") == joined
+
+    files = f"[{CHECKPOINTS / 'test.src'}, {CHECKPOINTS / 'test.tgt'}]"
+    evaluate = ["evaluate", str(tmp_path / "pieces"), f"data.splits.test={files}", "--resamples", "10"]
+    found = {}
+    for option in ([], ["--remove-bpe", "subword_nmt"]):
+        assert command([*evaluate, *option]) == 0
+        found[bool(option)] = json.loads((tmp_path / "pieces/evaluation-test.json").read_text())["metrics"]
+    references = (CHECKPOINTS / "test.tgt").read_text().splitlines()
+    assert any("@@" in line for line in references)
+    expected = bleu(apart.translate(lines, remove_bpe="subword_nmt"), [post_process(one, "@@ ") for one in references])
+    assert found[True]["bleu"]["value"] == pytest.approx(expected.value)
+    assert found[True]["ppl"]["value"] == found[False]["ppl"]["value"]
+    assert command([*evaluate, "--remove-bpe", "sentence-piece"]) == 1
+    assert "did you mean 'sentencepiece'?" in capsys.readouterr().err

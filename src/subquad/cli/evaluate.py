@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subquad.cli.options import Checkpoint, parse_integer, split_words
+from subquad.cli.options import Checkpoint, RemoveBpe, parse_integer, split_words
 from subquad.cli.output import is_rank_zero, print_table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def evaluate(
             help="A language model reads this many earlier tokens before those it predicts; or several: 0,256,480."
         ),
     ] = "0",
+    remove_bpe: RemoveBpe = None,
     first: Annotated[
         int | None, typer.Option(min=1, help="Evaluate only this many samples of the split, from the first one on.")
     ] = None,
@@ -63,10 +64,12 @@ def evaluate(
     subquad evaluate runs/speeches --context-window 64
     subquad evaluate runs/speeches --context-window 0,64,128 --split valid,test
     subquad evaluate runs/phrases --first 100
+    subquad evaluate runs/imported --remove-bpe subword_nmt
     torchrun --nproc-per-node=2 -m subquad evaluate runs/phrases
     """
     from subquad import api
 
+    given = [*(changes or []), *([] if remove_bpe is None else [f"decode.remove_bpe={remove_bpe}"])]
     windows = [_parse_window(word) for word in split_words(context_window)]
     splits = split_words(split)
     if not (windows and splits):
@@ -78,7 +81,7 @@ def evaluate(
         for window in windows:
             report = api.evaluate(
                 run,
-                *(changes or []),
+                *given,
                 split=name,
                 checkpoint=checkpoint,
                 context_window=window,

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from subquad.cli.options import RemoveBpe
+
 
 def import_(
     file: Annotated[
@@ -20,6 +22,7 @@ def import_(
     ] = None,
     dict_target: Annotated[Path | None, typer.Option(help="The dictionary of fairseq for the target.")] = None,
     codes: Annotated[Path | None, typer.Option(help="The file with the BPE codes of subword-nmt.")] = None,
+    remove_bpe: RemoveBpe = None,
     moses: Annotated[
         bool,
         typer.Option(
@@ -46,7 +49,7 @@ def import_(
     from subquad.interop.checkpoints import import_checkpoint
     from subquad.interop.checkpoints.run import TextFiles
 
-    texts = TextFiles(dict_source, dict_target, codes, moses)
+    texts = TextFiles(dict_source, dict_target, codes, moses, remove_bpe=remove_bpe)
     imported = import_checkpoint(file, out, texts)
     size = f"{imported.model.parameter_count():,} parameters"
     print(f"{out}: {imported.task} model of {imported.origin}: {size}, update {imported.update:,}")

@@ -23,6 +23,14 @@ Checkpoint = Annotated[
         help="The checkpoint to use: best (by the validation metric), last, a name such as average, or a path."
     ),
 ]
+RemoveBpe = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="Join pieces into words where the codes of a vocabulary are not there: subword_nmt after @@, "
+        "sentencepiece at ▁.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Int8 = Annotated[
     bool, typer.Option("--int8", help="Use weights of 8 bits, which is faster for few lines and less exact.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subquad.cli.lines import LineReader, warn_of_lines
-from subquad.cli.options import Bfloat16, Checkpoint, Compile, Graphs, Int8, RunFolders, weights_option
+from subquad.cli.options import Bfloat16, Checkpoint, Compile, Graphs, Int8, RemoveBpe, RunFolders, weights_option
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def translate(
         int | None, typer.Option(help="No sequence of this many tokens appears twice in a translation.")
     ] = None,
     batch_sentences: Annotated[int | None, typer.Option(help="At most this many lines are decoded together.")] = None,
+    remove_bpe: RemoveBpe = None,
     scores: Annotated[bool, typer.Option("--scores", help="Print the score before each translation.")] = False,
     alignments: Annotated[
         bool,
@@ -68,6 +69,7 @@ def translate(
         "min_len": min_len,
         "unk_penalty": unk_penalty,
         "no_repeat_ngram": no_repeat_ngram,
+        "remove_bpe": remove_bpe,
         "batch_sentences": batch_sentences,
         "weights": weights_option(int8, bfloat16),
         "compile": True if compile else None,

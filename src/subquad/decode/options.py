@@ -26,6 +26,11 @@ class DecodeOptions(Options):
     no_repeat_ngram: int = Field(
         0, ge=0, description="No n-gram of this many tokens is repeated; 0: there is no such limit."
     )
+    remove_bpe: Literal["subword_nmt", "@@ ", "sentencepiece", "wordpiece", "letter", "_EOW"] | None = Field(
+        None,
+        description="How pieces that the tokenizer leaves as they are become words: subword_nmt joins after @@, "
+        "sentencepiece at ▁, wordpiece at _, letter at |. Evaluation joins references as well.",
+    )
     batch_sentences: int = Field(128, ge=1, description="The maximal number of sentences in a batch.")
     batch_tokens: int = Field(
         12_000,

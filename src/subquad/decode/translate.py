@@ -13,6 +13,7 @@ import torch
 
 from subquad.data.batches import Budget, batches_by_tokens
 from subquad.data.tokenizers import Tokenizer
+from subquad.data.tokenizers.fairseq import post_process
 from subquad.decode.align import Alignment, align, check_alignments
 from subquad.decode.beam import SearchRequest, beam_search, pad_rows, special_tokens
 from subquad.decode.graphs import GraphScorer, check_graphs
@@ -189,7 +190,8 @@ class Translator:
 
     def _candidate(self, source: list[int], found: Hypothesis) -> Candidate:
         alignment = align(self.alignment_model, [source], [found.tokens])[0] if self.alignments else None
-        return Candidate(self.target.decode(found.tokens), *found, alignment)
+        text = post_process(self.target.decode(found.tokens), self.options.remove_bpe)
+        return Candidate(text, *found, alignment)
 
 
 def _smallest(limits: Iterable[int | None]) -> int | None:

@@ -16,6 +16,7 @@ from subquad.data.blocks import Lines
 from subquad.data.text.prepare import ReportProgress
 from subquad.data.text.store import PreparedText
 from subquad.data.tokenizers import RUN, Tokenizer, TokenizerConfig
+from subquad.data.tokenizers.fairseq import post_process
 from subquad.decode.limits import max_source_length, max_text_length
 from subquad.decode.translate import Translator
 from subquad.evaluate.bleu_and_chrf import bleu, bleu_score, chrf, compound_bleu, word_bleu, word_splitter
@@ -181,11 +182,12 @@ class TranslationTask(WordTask):
         pairs, origin = read_text(run, split, options.first)
         sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         hypotheses, counts, lost = _translate(run, sources, shards)
+        expected = [post_process(text, run.decode.remove_bpe) for text in references]
         name, words = word_splitter(target)
-        tokenised = [words(text) for text in hypotheses], [words(text) for text in references]
+        tokenised = [words(text) for text in hypotheses], [words(text) for text in expected]
         measures = {
-            "bleu": bleu(hypotheses, references),
-            "chrf": chrf(hypotheses, references),
+            "bleu": bleu(hypotheses, expected),
+            "chrf": chrf(hypotheses, expected),
             "tokenised_bleu": _signed(word_bleu(*tokenised), f"|words:{name}"),
             "compound_bleu": _signed(compound_bleu(*tokenised), f"|words:{name}"),
         }

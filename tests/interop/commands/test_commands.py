@@ -131,7 +131,7 @@ def test_averaging_and_generating() -> None:
     assert average.commands == ["subquad average runs/dynamic_conv_iwslt --epochs 10"]
     assert generate.commands == [
         "subquad evaluate runs/dynamic_conv_iwslt --checkpoint average --split test decode.batch_sentences=128 "
-        "decode.beam=4 decode.lenpen=1"
+        "decode.beam=4 decode.lenpen=1 decode.remove_bpe=subword_nmt"
     ]
     assert "subquad import save/dynamic_conv_iwslt/checkpoint_last10_avg.pt" in generate.notes[0]
 

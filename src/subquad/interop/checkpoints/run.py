@@ -27,7 +27,8 @@ class TextFiles:
 
     codes: if they are not named, those beside the checkpoint are used, unless the text is in `pieces` already.
     moses: whether Moses splits the text before the codes are applied. languages: of source and target, where they are
-    not those that the checkpoint names.
+    not those that the checkpoint names. remove_bpe: how pieces become words where there are no codes (see
+    `DecodeOptions`).
     """
 
     dict_source: Path | None = None
@@ -36,6 +37,7 @@ class TextFiles:
     moses: bool = True
     pieces: bool = False
     languages: tuple[str | None, str | None] = (None, None)
+    remove_bpe: str | None = None
 
 
 @dataclass(frozen=True)

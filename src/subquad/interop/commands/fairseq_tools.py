@@ -9,6 +9,9 @@ from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
 from subquad.original_names import AVERAGING, GENERATION, PREPARATION, Flag, key
 
+SUBWORD_NMT = "subword_nmt"
+"""What --remove-bpe means without a value, or with one of JOINERS."""
+JOINERS = ("@@ ", "@@")
 DECODING = {
     name: flag.fields.removeprefix("decode.")
     for name, flag in GENERATION.items()
@@ -25,9 +28,9 @@ def convert_generation(invocation: Invocation) -> Conversion:
         str(arguments.get("path", "checkpoints/checkpoint_best.pt")), arguments
     )
     changes = [
-        f"decode.{option}={arguments.get(flag)}"
+        f"decode.{option}={SUBWORD_NMT if given in (True, *JOINERS) else given}"
         for name, option in DECODING.items()
-        if (flag := key(name)) in arguments
+        if (given := arguments.get(key(name))) is not None
     ]
     if "interactive" in invocation.name:
         command = ["translate", run, "--checkpoint", checkpoint, *_translate_options(arguments)]
@@ -113,6 +116,8 @@ def _translate_options(arguments: Arguments) -> list[str]:
     words = [
         word for flag, option in options.items() if flag in arguments for word in (option, str(arguments.get(flag)))
     ]
+    if (given := arguments.get("remove_bpe")) is not None:
+        words += ["--remove-bpe", SUBWORD_NMT if given in (True, *JOINERS) else str(given)]
     return words + (["--alignments"] if "print_alignment" in arguments else [])
 
 

@@ -176,10 +176,13 @@ def _tokenizers(
 ) -> dict[str, Tokenizer]:
     """Returns the tokenizers of source and target, or of the text, and adds notes about them to `sections`."""
     codes = _load_codes(folders, texts)
+    if texts.remove_bpe is not None:
+        sections.recipe["decode"]["remove_bpe"] = texts.remove_bpe
     if codes is None:
-        sections.notes.append(
-            "there are no BPE codes: text goes in and comes out in pieces of the dictionaries; see --codes"
-        )
+        comes_out = "and comes out in pieces of the dictionaries; see --codes and --remove-bpe"
+        if texts.remove_bpe is not None:
+            comes_out = "in pieces of the dictionaries, and comes out in words"
+        sections.notes.append(f"there are no BPE codes: text goes in {comes_out}")
     symbols = [symbol for one in dictionaries.values() for symbol in one.dictionary.symbols[NUM_SPECIAL:]]
     if codes is None and "text" in dictionaries and all(symbol.isdigit() for symbol in symbols):
         sections.notes.append(
