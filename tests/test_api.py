@@ -16,6 +16,7 @@ import subquad
 from subquad import api, run
 from subquad.cli.main import run as command
 from subquad.compare import study
+from subquad.train import dry_run
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
@@ -234,12 +235,13 @@ def test_the_examples_of_the_docstrings_hold(here: Path, capfd) -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     found = [
         example
-        for example in [*finder.find(api, "api"), *finder.find(run, "run"), *finder.find(study, "study")]
+        for name, module in (("api", api), ("run", run), ("study", study), ("dry_run", dry_run))
+        for example in finder.find(module, name)
         if example.examples
     ]
-    functions = {f"api.{name}" for name in ("train", "evaluate", "compare", "load_run", "dry_run")}
+    functions = {f"api.{name}" for name in ("train", "evaluate", "compare", "load_run")}
     methods = {f"run.Run.{name}" for name in ("translate", "generate", "classify")}
-    assert functions | methods | {"study.study"} <= {one.name for one in found}
+    assert functions | methods | {"study.study", "dry_run.dry_run"} <= {one.name for one in found}
     order = ["api.train"]  # it makes the run that the others use
     for example in sorted(found, key=lambda one: (one.name not in order, one.name)):
         runner.run(example)

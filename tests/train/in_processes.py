@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from subquad.train.diagnostics.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.distributed import (
     LossModule,
     Workers,
@@ -20,7 +21,6 @@ from subquad.train.distributed import (
     shard,
     validate,
 )
-from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.optim import build_optimizer, clip_gradients, optimizer_state
 from subquad.train.trainer import Trainer
 from tests.train.test_trainer import recipe, trainer

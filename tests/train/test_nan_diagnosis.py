@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subquad.models import build_model
 from subquad.tasks.losses import word_loss
-from subquad.train.nan_diagnosis import NotFiniteError, diagnose, find_culprit, is_finite, load_failure
+from subquad.train.diagnostics.nan_diagnosis import NotFiniteError, diagnose, find_culprit, is_finite, load_failure
 from subquad.train.rng import rng_state, set_rng_state
 
 OPTIONS = {

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from subquad.train.checkpoint import best, checkpoints, load_checkpoint
+from subquad.train.diagnostics.nan_diagnosis import NotFiniteError
 from subquad.train.metrics_log import read_metrics
-from subquad.train.nan_diagnosis import NotFiniteError
 from subquad.train.precision import GROWTH_INTERVAL, MAX_SKIPPED, MEAN_SCALE, LossScale, choose_precision
 from tests.train.test_trainer import assert_equal, recipe, said, trainer
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from subquad.cli.main import run as command
-from subquad.train.profiler import MODEL, OTHER, Phases, profile_updates
+from subquad.train.diagnostics.profiler import MODEL, OTHER, Phases, profile_updates
 from tests.train.test_trainer import RECIPES, SCHEDULE
 
 

@@ -17,9 +17,9 @@ from subquad.models import build_model
 from subquad.progress import TrainingProgress
 from subquad.tasks.base import Task
 from subquad.train.checkpoint import checkpoints, load_checkpoint
+from subquad.train.diagnostics.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.distributed import ALONE, Workers, validate
 from subquad.train.metrics_log import read_metrics
-from subquad.train.nan_diagnosis import NotFiniteError, load_failure
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.run import build_task, differences, locked, open_run
 from subquad.train.trainer import Trainer

@@ -15,8 +15,8 @@ from subquad.processes import exit_on_sigterm, interruptible
 
 if TYPE_CHECKING:
     from subquad.api import RecipeLike
+    from subquad.train.diagnostics.profiler import Profile
     from subquad.train.dry_run import DryRun
-    from subquad.train.profiler import Profile
 
 BETWEEN_UPDATES = "what the run directory has is kept, and the same command goes on from it"
 VOCABULARIES = ("vocab", "source_vocab", "target_vocab")
@@ -161,7 +161,7 @@ def _choose_recipe(
 
 
 def _show_profile(profile: "Profile", folder: Path) -> None:
-    from subquad.train.profiler import PROFILE
+    from subquad.train.diagnostics.profiler import PROFILE
 
     phases = [
         [name, f"{1000 * profile.phases[name] / profile.updates:,.1f}", f"{100 * share:.1f} %"]

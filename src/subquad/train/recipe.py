@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, SerializeAsAny, create_model
 
@@ -78,6 +78,13 @@ class TrainConfig(Options):
             raise ValueError("training needs an end: give updates, epochs or minutes")
 
 
+class End(NamedTuple):
+    """Why a training ends. reason: the option that ends it, such as train.updates. text: the same in words."""
+
+    reason: str
+    text: str
+
+
 class Recipe(Options):
     """What is trained on what, and how."""
 
@@ -123,6 +130,30 @@ class Recipe(Options):
                 f"{', '.join(able)}"
             )
         MODELS[kind].Config.parse("model", options)
+
+    def find_end(
+        self, schedule: Schedule, *, update: int, epoch: int, late: bool, bad_validations: int, ended_early: bool
+    ) -> End | None:
+        """Returns why a training ends after so many updates and epochs; None: it goes on.
+
+        late: whether its time is up. bad_validations: so many in a row were no new best. ended_early: whether what
+        asked to be asked after validations has ended it.
+        """
+        config = self.train
+        if ended_early:
+            return End("early", "it was ended early after a validation")
+        if config.updates is not None and update >= config.updates:
+            return End("train.updates", f"train.updates is {config.updates:,}")
+        if config.epochs is not None and epoch >= config.epochs:
+            return End("train.epochs", f"train.epochs is {config.epochs:,}")
+        if late:
+            return End("train.minutes", f"train.minutes is {config.minutes:g}")
+        if config.patience is not None and bad_validations >= config.patience:
+            return End("train.patience", f"train.patience is {config.patience:,}: so many validations were no new best")
+        if schedule.finished(update, epoch):
+            rate, lowest = schedule.learning_rate(update, epoch), schedule.config.stop_lr
+            return End("schedule.stop_lr", f"the learning rate is {rate:g}, and schedule.stop_lr is {lowest:g}")
+        return None
 
     def model_data(self, data_dependent: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the model's config, with the options of `Task.data_dependent_model_config`."""

@@ -56,11 +56,10 @@ from subquad.train.distributed import (
     validate,
 )
 from subquad.train.from_run import RunStart
-from subquad.train.limits import End, find_end
 from subquad.train.metrics_log import MetricsLog
 from subquad.train.optim import optimizer_state, restore_optimizer
 from subquad.train.precision import DTYPES, MAX_SKIPPED, LossScale, allow_tf32, choose_precision
-from subquad.train.recipe import Recipe
+from subquad.train.recipe import End, Recipe
 from subquad.train.rng import rng_state, seed_all, set_rng_state
 from subquad.train.schedules import Schedule
 from subquad.train.trackers import Tracker
@@ -225,8 +224,7 @@ class Trainer:
 
     def _find_end(self) -> End | None:
         """Which limit is reached. Nothing is exchanged: what only one process knows came with the last update."""
-        return find_end(
-            self.recipe,
+        return self.recipe.find_end(
             self.schedule,
             update=self.update,
             epoch=self.cursor.epoch,

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from subquad.train.diagnostics.nan_diagnosis import NotFiniteError, diagnose
+from subquad.train.diagnostics.profiler import Phases
 from subquad.train.distributed import COUNT, DistributedLoss, TensorBatch, add_sums
-from subquad.train.nan_diagnosis import NotFiniteError, diagnose
 from subquad.train.optim import (
     Ema,
     OptimConfig,
@@ -25,7 +26,6 @@ from subquad.train.optim import (
     set_learning_rate,
 )
 from subquad.train.precision import MAX_SKIPPED, LossScale
-from subquad.train.profiler import Phases
 from subquad.train.rng import torch_rng_state
 
 LOSS, LATE, STOP, SAVE = ".loss", ".late", ".stop", ".save"  # names that no task uses
