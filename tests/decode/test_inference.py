@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from subquad.decode import inference
 from subquad.decode.inference import FastLinear, FastWordHead, prepare_for_inference
@@ -226,6 +227,31 @@ def test_small_maps_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(
         type(module) is not FastLinear for module in prepare_for_inference(language_model("eva"), "float32").modules()
     )
+
+
+class SoftmaxCalls(TorchDispatchMode):
+    """Counts them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "softmax" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_filters_are_normalised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The softmax over lightconv's filters depends on weights alone: no step computes it, and not a bit changes."""
+    monkeypatch.setattr(inference, "LEAST_WEIGHTS", 1 << 30)  # linear maps stay as they are
+    model, tokens = language_model("lightconv"), some_tokens(3, 5)
+    ours = prepare_for_inference(model, "float32")
+    with SoftmaxCalls() as before:
+        expected = stream(model, tokens)[0]
+    with SoftmaxCalls() as after:
+        found = stream(ours, tokens)[0]
+    assert (before.count, after.count) == (2 * 5, 0)
+    assert torch.equal(found, expected)
+    with torch.inference_mode():
+        assert torch.equal(ours(tokens).logits, model(tokens).logits)
 
 
 @pytest.mark.parametrize("head", [{"tied": True}, {"tied": True, "bias": True}, {"tied": False}])

@@ -6,7 +6,8 @@
                CPUs; a GPU would turn them into float32 for every step
 
 With float32 and int8, embeddings, adaptive heads and everything else that is not a linear map stay as they are. The new
-model shares its weights with the given one: changing them in place changes both models, except for rounded weights.
+model shares its weights with the given one: changing them in place changes both models, except for rounded weights and
+for what mixers compute from weights alone, such as the softmax of lightconv's filters, which is computed once.
 """
 
 import copy
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.linear import few_rows_map, int8_map
+from subquad.mixers import Mixer
 from subquad.models import Model
 from subquad.nn.heads import WordHead
 
@@ -30,7 +32,7 @@ LEAST_WEIGHTS = 1 << 16
 def prepare_for_inference(model: ModelType, weights: Literal["float32", "bfloat16", "int8"]) -> ModelType:
     """Returns a copy of a model for inference, in eval mode, that shares its parameters and buffers if it can."""
     if weights == "bfloat16":
-        return copy.deepcopy(model).to(torch.bfloat16).eval()
+        return _with_constants(copy.deepcopy(model).to(torch.bfloat16).eval())
     shared: dict[int, object] = {id(one): one for one in (*model.parameters(), *model.buffers())}
     fast = copy.deepcopy(model, shared).eval()
     for module in list(fast.modules()):
@@ -39,7 +41,14 @@ def prepare_for_inference(model: ModelType, weights: Literal["float32", "bfloat1
             module.__class__ = FAST_CLASSES[type(module)]  # the same object, wherever it is referred to
             build_map = int8_map if weights == "int8" else few_rows_map
             module.map = build_map(weight, cast(Tensor | None, module.bias))  # type: ignore[assignment]
-    return fast
+    return _with_constants(fast)
+
+
+def _with_constants(model: ModelType) -> ModelType:
+    for module in model.modules():
+        if isinstance(module, Mixer):
+            module.freeze_constants()
+    return model
 
 
 def _weight(module: nn.Module) -> Tensor | None:

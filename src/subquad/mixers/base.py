@@ -174,6 +174,10 @@ class Mixer(nn.Module, Generic[ConfigT]):
         """Cross-attention of x to a remembered context. Every position of x is treated alike, on its own."""
         raise NotImplementedError
 
+    def freeze_constants(self) -> None:
+        """Computes once what depends on parameters alone, for a model whose parameters will not change."""
+        return
+
     def share_within_stack(self, first: Any) -> None:  # noqa: ARG002
         """Shares with the first layer of the same options in a stack what these say that layers share: nothing."""
         return

@@ -39,8 +39,17 @@ class LightConv(ShortConvMixer[LightConvConfig]):
         # drawn as (H, 1, K), the shape of a grouped filter, which sets the bound of the uniform distribution
         drawn = nn.init.xavier_uniform_(torch.empty(self.config.heads, 1, self.config.kernel_size))
         self.filters = nn.Parameter(drawn.squeeze(1))
+        self.constant_taps: Tensor | None
+        self.register_buffer("constant_taps", None, persistent=False)
+
+    @torch.no_grad()
+    def freeze_constants(self) -> None:
+        taps = at_least_float32(self.filters)
+        self.constant_taps = taps.softmax(-1) if self.config.tap_softmax else taps
 
     def taps(self, query: Tensor, start: Tensor, end: Tensor) -> Tensor:  # noqa: ARG002
+        if self.constant_taps is not None:
+            return self.constant_taps
         with full_precision(self.filters):
             taps = at_least_float32(self.filters)
             if self.config.tap_softmax:
