@@ -154,3 +154,16 @@ def test_defaults_of_a_row_follow_its_own_length(options: dict[str, Any]) -> Non
     together = mixer(x, padding=padding).y
     for row, length in enumerate(lengths):
         assert_close(together[row, :length], mixer(x[row : row + 1, :length]).y[0], f"{length} tokens")
+
+
+def test_eva_summarises_a_chunk_when_it_ends() -> None:
+    """Not at every token of a stream; rows that are ahead end theirs earlier."""
+    mixer, x = Case.of("eva", {"window": 4, "chunk_size": 4}, causal=True).build(), tokens(2, 12, 0)
+    calls: list[int] = []
+    mixer.get_submodule("k_map").register_forward_hook(lambda *_: calls.append(1))
+    padding = torch.zeros(2, 12, dtype=torch.bool)
+    padding[1, :2] = True  # two tokens behind
+    state = mixer.init_state(2)
+    for place in range(12):
+        state = mixer(x[:, place : place + 1], padding=padding[:, place : place + 1], state=state).state
+    assert len(calls) == 3 + 2

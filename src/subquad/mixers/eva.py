@@ -279,13 +279,16 @@ class EVA(WindowMixer[EVAConfig]):
         all_k, all_v = torch.cat([state.k, k], 2), torch.cat([state.v, v], 2)
         # A chunk of x is no longer than a chunk of EVA, so a row finishes one chunk or none.
         begun = state.lengths % size
-        finished = self._summarise_last(all_q, all_k, all_v, begun, time)
         ends = (advanced(begun, new, time) >= size)[:, None]
         at, count = state.lengths // size, state.chunks_after(time)
-        chunk_k, chunk_v = (
-            append_at(old, one, at, ends, count) if state.room == 0 else extend(old, one, state.room, (at, ends))
-            for old, one in zip((state.chunk_k, state.chunk_v), finished, strict=True)
-        )
+        chunk_k, chunk_v = state.chunk_k, state.chunk_v
+        # a step of a state of fixed size may be recorded, and has to be the same for every token
+        if state.room is None or _may_hold(ends) or count > state.filled:
+            finished = self._summarise_last(all_q, all_k, all_v, begun, time)
+            chunk_k, chunk_v = (
+                append_at(old, one, at, ends, count) if state.room == 0 else extend(old, one, state.room, (at, ends))
+                for old, one in zip((chunk_k, chunk_v), finished, strict=True)
+            )
         local = self.stream_window(q, all_k, state.lengths)
         position = state.lengths[:, None] + torch.arange(time, device=x.device)
         before = torch.arange(count, device=x.device) < (position // size)[..., None]
@@ -340,3 +343,10 @@ class EVA(WindowMixer[EVAConfig]):
         joint = torch.cat([local, summary], -1).softmax(-1).to(dtype)
         joint = F.dropout(joint, self.config.attention_dropout, self.training)
         return list(joint.split([local.shape[-1], summary.shape[-1]], -1))
+
+
+def _may_hold(condition: Tensor) -> bool:
+    """Whether it holds anywhere; True where asking would break a graph or wait for a device."""
+    if condition.device.type != "cpu" or not tracing.may_read_values(condition):
+        return True
+    return bool(condition.any())
