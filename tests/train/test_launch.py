@@ -1,6 +1,7 @@
 """The launcher that torch had before torchrun: it tells every process its number on the command line."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,10 +23,17 @@ RECIPE = {
 }
 
 
+def free_port() -> int:
+    """A port for the processes to meet at; unlike torchrun --standalone this launcher finds none by itself."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def test_the_older_launcher_starts_processes_that_share_an_update(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(RECIPE))
-    words = ["-m", "torch.distributed.launch", "--nproc-per-node=2", "--master-port=0", "-m", "subquad", "train"]
-    words += [str(tmp_path / "my.yaml"), "--out", str(tmp_path / "run")]
+    words = ["-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    words += ["-m", "subquad", "train", str(tmp_path / "my.yaml"), "--out", str(tmp_path / "run")]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=300, check=False
