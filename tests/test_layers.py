@@ -10,7 +10,7 @@ import pytest
 import subquad
 
 ORDER = ["recipes", "kernels", "mixers", "testing", "nn", "models", "data", "decode"]
-ORDER += ["evaluate", "tasks", "train", "compare", "interop", "run", "api", "__init__", "cli", "__main__"]
+ORDER += ["evaluate", "tasks", "train", "compare", "interop", "run", "api", "__init__", "cli", "__main__", "examples"]
 PACKAGE = Path(subquad.__file__).parent
 
 

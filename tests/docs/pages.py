@@ -55,9 +55,9 @@ SHORT = {  # the last value of an option counts
     "translate": ["--max-len-a", "0", "--max-len-b", "5"],
 }
 SCRIPTS = {
-    "examples/compare_text.py": ["--mixers", "lightconv", "--updates", "2", "--seeds", "1"],
-    "examples/own_model.py": ["--steps", "2"],
-    "examples/swap_vit.py": ["--epochs", "1", "--tune-epochs", "1"],
+    "subquad.examples.compare_text": ["--mixers", "lightconv", "--updates", "2", "--seeds", "1"],
+    "subquad.examples.own_model": ["--steps", "2"],
+    "subquad.examples.swap_vit": ["--epochs", "1", "--tune-epochs", "1"],
     "benchmarks.tables": ["--quick", "--threads", "1"],
     "benchmarks.peer": ["--quick", "--threads", "1"],
 }
@@ -135,7 +135,7 @@ class Session:
         """The files that pages speak of: recipes, scripts, a reader's data, runs of other pages, other programs'."""
         from tests.docs.files import write_files  # it reads golden fixtures, which a copy of the tests may lack
 
-        for name in ("examples", "benchmarks", "tools"):
+        for name in ("benchmarks", "tools"):
             (self.folder / name).symlink_to(ROOT / name)
         write_data(self.folder)
         write_files(self.folder, text)

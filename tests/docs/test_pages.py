@@ -46,7 +46,7 @@ def test_a_page_can_be_followed_with_what_takes_long(name: str, runs: dict[str, 
 def test_what_a_reader_would_run_is_no_text() -> None:
     """Commands of the original programs are: nobody has them here."""
     ours = re.compile(
-        r"^(\$ )?(subquad|torchrun|make|docker|python (examples|-m benchmarks)|(import|from) subquad)\b", re.M
+        r"^(\$ )?(subquad|torchrun|make|docker|python -m (subquad|benchmarks)|(import|from) subquad)\b", re.M
     )
     for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
         for block in blocks(page):
@@ -59,7 +59,7 @@ def test_a_comparison_of_ones_own_text(tmp_path: Path) -> None:
     (tmp_path / "my.txt").write_text("\n".join(lines) + "\n")
     words = ["--mixers", "softmax", "--updates", "2", "--lengths", ""]
     with contextlib.chdir(tmp_path):
-        said = in_process([str(ROOT / "examples/compare_text.py"), "my.txt", *words])
+        said = in_process(["-m", "subquad.examples.compare_text", "my.txt", *words])
     assert said.startswith("my.txt: pieces of 32 tokens, 2 updates of 16 pieces each\n")
     made = tmp_path / "runs/my-text"
     parts = {split: (made / f"text/{split}.txt").read_text().splitlines() for split in ("train", "valid", "test")}

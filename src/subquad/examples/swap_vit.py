@@ -1,8 +1,8 @@
 """Swaps the attention of a trained timm ViT: what quality it loses at once, and what fine-tuning brings back.
 
-    python examples/swap_vit.py
-    python examples/swap_vit.py --mixers local,eva,primal --tune-epochs 20
-    python examples/swap_vit.py performer features=32
+    python -m subquad.examples.swap_vit
+    python -m subquad.examples.swap_vit --mixers local,eva,primal --tune-epochs 20
+    python -m subquad.examples.swap_vit performer features=32
 
 A small vision transformer learns scikit-learn's handwritten digits with softmax attention. Then each mechanism takes
 the place of its attention, with the trained weights where it has them, and the whole model is trained a little more:

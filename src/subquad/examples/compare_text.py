@@ -1,7 +1,7 @@
 """Compares mechanisms on your own text: which one models it best, and what each costs by length.
 
-    python examples/compare_text.py my.txt
-    python examples/compare_text.py my.txt --mixers softmax,lightconv,eva,primal --updates 2000 --seeds 5
+    python -m subquad.examples.compare_text my.txt
+    python -m subquad.examples.compare_text my.txt --mixers softmax,lightconv,eva,primal --updates 2000 --seeds 5
 
 The lines of the file are dealt out: every tenth to validation, every tenth to the test, the others to training. A small
 language model is then trained with each mechanism by `subquad.compare`. The conclusions are printed, and

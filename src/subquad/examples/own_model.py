@@ -1,7 +1,7 @@
 """A language model of characters in plain torch, with any causal mechanism of subquad in it.
 
-    python examples/own_model.py eva window=16 chunk_size=4
-    python examples/own_model.py lightconv kernel_size=7 --text my.txt --steps 500
+    python -m subquad.examples.own_model eva window=16 chunk_size=4
+    python -m subquad.examples.own_model lightconv kernel_size=7 --text my.txt --steps 500
 
 It reads a text (its own source by default), trains on random pieces of it, and then writes, one character at a time,
 through the mixers' streaming states. The only lines that know subquad are those with `build`, `init_state` and `.y`.
@@ -55,7 +55,7 @@ class CharacterModel(nn.Module):
     @torch.inference_mode()
     def write(self, token: Tensor, count: int) -> list[int]:
         """The likeliest `count` characters after `token` (1, 1), in constant time each for most mechanisms."""
-        states = [block.mixer.init_state(batch=1) for block in self.blocks]
+        states = [block.mixer.init_state(batch=1) for block in self.blocks]  # type: ignore[union-attr, operator]
         written = []
         for _ in range(count):
             x = self.embedding(token)

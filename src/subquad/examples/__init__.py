@@ -1,0 +1,6 @@
+"""Programs to run and to read: a mechanism in your own model, in a pretrained one, and a comparison on your own text.
+
+python -m subquad.examples.own_model eva window=16 chunk_size=4
+python -m subquad.examples.swap_vit performer features=32
+python -m subquad.examples.compare_text my.txt --mixers softmax,lightconv,eva
+"""
