@@ -74,7 +74,7 @@ def check_content(owner: str, content: Mapping[str, Any]) -> None:
     if task is not None:
         fields = {name: _definition(reference)["properties"] for name, reference in tasks.items()}
         check_data_options(owner, task, content.get("data"), fields)
-    recipe_class(task).parse(owner, content)
+    recipe_class(task, content).parse(owner, content)
     _check_model(owner, str(task), content["model"])
 
 
@@ -161,11 +161,18 @@ def _by_layer(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**options, **{option: value[min(layer, len(value) - 1)] for option, value in lists.items()}}
 
 
-def recipe_class(task: str | None) -> type[Options]:
-    """Returns the class of recipes; a task decides about the section `data`."""
+def recipe_class(task: str | None, content: Mapping[str, Any]) -> type[Options]:
+    """Returns the class of recipes; a task decides about the section `data`.
+
+    Sections that the content leaves out are built only where a key is unknown, which may be an option of theirs.
+    """
     schema = read_schema()
-    data = {} if task is None else {"data": {"$ref": schema[TASKS][task]}}
-    return _class_of("Recipe", {**schema, "properties": schema["properties"] | data})
+    sections = dict(schema["properties"])
+    if content.keys() <= sections.keys():
+        sections = {name: value if name in content else {} for name, value in sections.items()}
+    if task is not None:
+        sections["data"] = {"$ref": schema[TASKS][task]}
+    return _class_of("Recipe", {**schema, "properties": sections})
 
 
 def _definition(reference: str) -> dict[str, Any]:
