@@ -165,7 +165,7 @@ def causal_performer(mixer: Any, x: Tensor) -> Tensor:
     seen, last = largest.cummax(-2).values, largest.amax(-2, keepdim=True)
     k, factor = root * (k - k_norm - last).exp(), (last - seen).exp()
     v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    sums, constants, pieces = 0.0, 0.0, []
+    sums, constants, pieces = torch.zeros(()).to(v), torch.zeros(()).to(v), []
     for q_piece, k_piece, v_piece, scale in zip(*(t.split(128, 2) for t in (q, k, v, factor)), strict=True):
         running = sums + torch.einsum("bhnm,bhnd->bhnmd", k_piece, v_piece).cumsum(2)
         plain = constants + 1e-4 * v_piece.cumsum(2)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +140,20 @@ def results(part: str, counts: Counts) -> Iterator[Result]:
     for name, found in counts.items():
         what, time, who = name.rsplit(" ", 2)
         cases.setdefault((what, time), {})[who] = found
-    for (what, time), found in cases.items():
-        numbers = {f"{who} millions": number / 1e6 for who, number in found.items()}
+    for (what, time), sides in cases.items():
+        numbers = {f"{who} millions": number / 1e6 for who, number in sides.items()}
         if part == "operations":
             labels = {"operation": what, "T": int(time)}
-            score = min(number for who, number in found.items() if who != "ours") / found["ours"]
+            score = min(number for who, number in sides.items() if who != "ours") / sides["ours"]
         else:
             labels = {"mechanism": what, "T": int(time)}
             baseline = "causal softmax" if what.startswith("causal ") else "softmax"
-            score = found["ours"] / cases[baseline, time]["ours"]
+            score = sides["ours"] / cases[baseline, time]["ours"]
         yield Result(f"instructions-{part}", labels, numbers, score)
+
+
+def _results_of(part: str, counts: Counts, effort: Effort) -> Iterator[Result]:  # noqa: ARG001
+    return results(part, counts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.only or PARTS:
         found = count(name, options.quick)
         effort = QUICK if options.quick else Effort()
-        lines = list(measure(name, lambda _, name=name, found=found: results(name, found), effort))
+        lines = list(measure(name, partial(_results_of, name, found), effort))
         show(name, lines, TITLES)
         report["parts"][name] = {"environment": facts, "results": lines}
         if options.json is not None:

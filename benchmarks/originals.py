@@ -105,7 +105,7 @@ def beside_original(case: Case, x: Tensor, mixer: Mixer, effort: Effort) -> Iter
     except CheckFailedError as failure:
         yield Result("originals-time", labels, target=target, reason=str(failure))
         return
-    original = Original(mixer, case.formulation)
+    original: Any = Original(mixer, case.formulation)  # it has what is timed of a mixer
     work = {"ours": MixerPasses(mixer, x).training, "original": MixerPasses(original, x).training}
     peaks = {f"{name} MB": peak_bytes(one, CPU) / 1e6 for name, one in work.items()}
     seconds = side_by_side(work, effort)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.floors import training_floor
 from benchmarks.measured import Effort, Result, milliseconds, side_by_side, summary
@@ -145,7 +145,7 @@ def check_training(mixer: Mixer, x: Tensor) -> None:
             raise CheckFailedError(f"the {name} is {distance:.1e} from that of a float64 copy, allowed {allowed:.0e}")
 
 
-def gradients(mixer: Mixer, x: Tensor) -> dict[str, Tensor]:
+def gradients(mixer: nn.Module, x: Tensor) -> dict[str, Tensor]:
     x = x.detach().requires_grad_()
     named = {name: parameter for name, parameter in mixer.named_parameters() if parameter.requires_grad}
     y, _, aux = mixer(x)
@@ -245,7 +245,7 @@ def beside_softmax(
 def growth(effort: Effort, say: Callable[[str], None]) -> Iterator[Result]:
     """Rounds run over all mechanisms and lengths, so that a slow moment of the machine bends no curve alone."""
     sizes = sizes_for(effort)
-    work: dict[str, Callable[[], list[Tensor]]] = {}
+    work: dict[str, Callable[[], object]] = {}
     peaks: dict[str, dict[int, float]] = {}
     wrong: dict[str, str] = {}
     inputs = {time: tokens(1, time, sizes.dim) for time in sizes.growth}
