@@ -8,7 +8,7 @@ from tests.preloaded import preloaded
 
 LONG = (
     "test_interpreted.py", "test_torture.py", "test_distributed.py", "test_interruption.py", "test_comparison.py",
-    "test_export.py",
+    "test_export.py", "test_gpu_tests.py",
 )  # fmt: skip
 """Files with the longest single tests."""
 

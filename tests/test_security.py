@@ -48,7 +48,7 @@ FORBIDDEN_MODULES = {
     *("socket", "ssl", "http", "urllib", "urllib3", "requests", "httpx", "aiohttp", "xmlrpc", "code", "codeop", "pty"),
 }
 IMPORTS_BY_NAME = (
-    *("__init__.py", "packages.py", "kernels/", "mixers/"),
+    *("__init__.py", "cli/main.py", "packages.py", "kernels/", "mixers/"),
     *("data/tokenizers/__init__.py", "interop/checkpoints/__init__.py", "tasks/__init__.py"),
 )
 """Where modules are imported by names that no recipe, run or checkpoint can give."""
@@ -58,7 +58,7 @@ ONLY_IN: dict[str, dict[str, set[str]]] = {
         "pickle.load": set(),
         "pickle.loads": set(),
         "pickle.Unpickler": set(),
-        "importlib.metadata.entry_points": {"mixers/registry.py", "tasks/base.py"},
+        "importlib.metadata.entry_points": {"mixers/registry.py", "tasks/base.py", "recipes/schema.py"},
     },
     "modules": {
         "pickle": {PICKLES},
@@ -66,7 +66,7 @@ ONLY_IN: dict[str, dict[str, set[str]]] = {
         "datasets": set(),  # through `require` alone, in data/hub.py
         "huggingface_hub": set(),
         "wandb": set(),  # through `require` alone, in train/artifacts.py
-        "subprocess": {"compare/subprocesses.py"},
+        "subprocess": {"compare/subprocesses.py", "packages.py"},  # a package that is broken may end its process
     },
 }
 

@@ -24,7 +24,6 @@ transformers = pytest.importorskip("transformers")
 require_torchvision()  # timm imports it, also where it was built for another torch
 timm = pytest.importorskip("timm")
 
-ROOT = Path(__file__).parents[2]
 LENGTH, VOCABULARY = 11, 40
 TEXT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 ENCODER = TEXT | {"intermediate_size": 32, "max_position_embeddings": 32, "pad_token_id": 1}
@@ -396,7 +395,7 @@ else:
 
 
 def example(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "examples" / "swap_vit.py"), *words]
+    command = [sys.executable, "-m", "subquad.examples.swap_vit", *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -423,10 +422,10 @@ def test_the_example_refuses_what_it_cannot_do() -> None:
     assert refused.returncode == 1
     assert refused.stderr == "swap_vit: 'overlap' is no option; write option=value\n"
     assert "did you mean 'local'" in example("--mixers", "performer,locl").stderr
-    program = f"""
+    program = """
 import runpy, sys
 sys.modules["timm"] = None
-runpy.run_path({str(ROOT / "examples" / "swap_vit.py")!r}, run_name="__main__")
+runpy.run_module("subquad.examples.swap_vit", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")

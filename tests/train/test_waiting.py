@@ -43,6 +43,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "text, adaptive softmax": lambda: shipped(
         "speeches",
         "data.tokenizer={kind: characters}",
+        "data.blocks.tokens_per_sample=16",
+        "model.decoder={layers: 1, mixer: lightconv}",
         "model.embedding={cutoffs: [10, 30], factor: 2}",
         "model.head={cutoffs: [10, 30], factor: 2}",
     ),
