@@ -14,6 +14,7 @@ from tests.emulated_gpu.programs import needs_emulated_gpu, run_on_emulated_gpu
 pytestmark = needs_emulated_gpu
 
 
+@pytest.mark.nightly
 def test_a_report_names_lines_of_subquad(tmp_path: Path) -> None:
     variables = {"SUBQUAD_EMULATED_GPU_REPORT": str(tmp_path / "report.txt"), "SUBQUAD_KERNELS": "reference"}
     run_on_emulated_gpu("subquad", "doctor", **variables)

@@ -49,7 +49,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
         "model.head={cutoffs: [10, 30], factor: 2}",
     ),
 }
-NIGHTLY = dict.fromkeys(("pairs", "masked text"), pytest.mark.nightly)
+NIGHTLY = dict.fromkeys(("pairs", "masked text", "text, adaptive softmax"), pytest.mark.nightly)
 """Triton's interpreter takes seconds for each."""
 
 

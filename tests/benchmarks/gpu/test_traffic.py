@@ -15,6 +15,19 @@ from tests.checks import run_checks
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 
 
+FOLDER = Path(__file__).parent
+QUICK = ("window_attention", "primal_scores", "cross_entropy")
+
+
 def test_traffic_is_that_of_the_interpreter(tmp_path: Path) -> None:
-    variables = {"TRITON_INTERPRET": "1", "SUBQUAD_KERNELS": "gpu", "TRITON_CACHE_DIR": str(tmp_path)}
-    run_checks("-o", "python_files=traffic_*.py", Path(__file__).parent, **variables)
+    run_interpreted(tmp_path, *(FOLDER / f"traffic_{operation}.py" for operation in QUICK))
+
+
+@pytest.mark.nightly
+def test_traffic_of_every_operation(tmp_path: Path) -> None:
+    run_interpreted(tmp_path, FOLDER)
+
+
+def run_interpreted(cache: Path, *paths: Path) -> None:
+    variables = {"TRITON_INTERPRET": "1", "SUBQUAD_KERNELS": "gpu", "TRITON_CACHE_DIR": str(cache)}
+    run_checks("-o", "python_files=traffic_*.py", *paths, **variables)

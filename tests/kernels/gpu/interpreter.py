@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-LOW_PRECISIONS = (torch.bfloat16, torch.float16)
+LOW_PRECISIONS = (torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly))
+"""To parametrise tests with. Kernels are the same for both; the interpreter takes its time for each."""
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 

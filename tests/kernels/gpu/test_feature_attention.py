@@ -116,6 +116,7 @@ def check_absent_keys_may_hold_anything_finite(gpu, causal):
     assert (d_qkv[:, 40:, 1:] == 0).all()
 
 
+@pytest.mark.nightly
 @each_direction
 def check_views_and_equal_bits(gpu, causal):
     """Strides of the input change nothing, and neither does a second call."""

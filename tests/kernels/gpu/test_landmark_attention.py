@@ -62,8 +62,7 @@ def some_mask(batch: int, time: int) -> Tensor:
     return mask
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("weighted", "masked"), [(False, True), (True, False)])
 @pytest.mark.parametrize(
     ("sizes", "programs"),
     [

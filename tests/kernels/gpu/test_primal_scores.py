@@ -95,6 +95,7 @@ def check_tokens_of_zeros(gpu, causal):
     assert all(t.isfinite().all() for t in found)
 
 
+@pytest.mark.nightly
 @each_direction
 def check_views_and_equal_bits(gpu, causal):
     qk, weights = problem((2, 35, 2, 8, 5), causal)
