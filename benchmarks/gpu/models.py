@@ -29,15 +29,13 @@ UPDATE_LAUNCHES = 3
 class Training:
     """What a model launches in a forward and a backward pass. tokens: of the batch, both sides of a translation.
 
-    peak: bytes of all tensors but weights and inputs, gradients among them. waits: how often the pass needs a number
-    from the GPU before it goes on.
+    peak: bytes of all tensors but weights and inputs, gradients among them.
     """
 
     parameters: int
     tokens: int
     kernels: list[Kernel]
     peak: int
-    waits: int
 
     def seconds(self, gpu: GPU) -> float:
         return pass_seconds(self.kernels, gpu)
@@ -72,7 +70,7 @@ def count_training(
             total = loss.total if aux is None else loss.total + aux.sum()
             total.backward()
     sides = 2 if config["kind"] == "encoder-decoder" else 1
-    return Training(model.parameter_count(), sides * batch * length, counter.kernels, counter.peak, counter.waits)
+    return Training(model.parameter_count(), sides * batch * length, counter.kernels, counter.peak)
 
 
 def _task_of(kind: str) -> Any:

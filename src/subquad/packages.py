@@ -51,12 +51,12 @@ def require_folder(package: str, purpose: str, extra: str) -> Path:
 
 @functools.cache
 def require_torchvision() -> Any:
-    """Returns torchvision.transforms.v2.functional, also where the compiled part of torchvision cannot load."""
+    """Makes torchvision importable for timm and transformers, also where its compiled part cannot load."""
     import torch
 
-    module, purpose = "torchvision.transforms.v2.functional", "image augmentation"
+    module, purpose = "torchvision.transforms.v2.functional", "timm"
     try:
-        return require(module, purpose, "vision")
+        return require(module, purpose)
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
@@ -65,7 +65,7 @@ def require_torchvision() -> Any:
     for name, schema in TORCHVISION_OPERATORS.items():
         torch.library.define(name, schema)
     try:
-        return require(module, purpose, "vision")
+        return require(module, purpose)
     except RuntimeError as error:
         raise ValueError(f"torchvision does not fit torch {torch.__version__}: {error}") from None
 

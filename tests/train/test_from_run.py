@@ -119,6 +119,14 @@ def test_the_first_checkpoint_need_not_be_there_yet(old: Path, tmp_path: Path) -
     assert_same_bits(tmp_path / "one", tmp_path / "two")
 
 
+def test_a_run_that_has_begun_does_not_need_the_other_one(old: Path, tmp_path: Path) -> None:
+    other, new = tmp_path / "other", tmp_path / "new"
+    shutil.copytree(old, other)
+    subquad.train(from_run=other, reset=ANEW, train={"updates": 1}, out=new, quiet=True)
+    shutil.rmtree(other)
+    assert subquad.train(new / "recipe.yaml", "train.updates=2", out=new, quiet=True).updates == 2
+
+
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     capsys.readouterr()
     assert command(["train", *map(str, words)]) == 1

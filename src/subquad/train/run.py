@@ -122,9 +122,7 @@ def train_run(
         with TrainingProgress(stream=stream) as progress:
             if note is not None:
                 progress.note(note)
-            trainer = Trainer(
-                recipe, task, folder, progress, trackers, workers, ends_early, start or RunStart.read(folder)
-            )
+            trainer = Trainer(recipe, task, folder, progress, trackers, workers, ends_early, start)
             size = f"{trainer.model.parameter_count():,} parameters, {len(trainer.plan.sizes):,} samples"
             progress.note(f"{folder}: {size}")
             for split, note in task.notes().items():

@@ -86,7 +86,7 @@ class Trainer:
         """workers: the processes that share every update; each takes its part of the batches.
 
         ends_early: asked after every validation whether the training ends here. start: what a run without checkpoints
-        begins with; None: with random weights.
+        begins with; None: what its from_run.json says, or random weights.
         """
         self.start = start
         self.ends_early, self.ended_early = ends_early, False
@@ -162,8 +162,8 @@ class Trainer:
                     f"nothing to train: the run stands at update {self.update:,}, where the recipe ends ({end.text}); "
                     "limits count from the start of the run"
                 )
-        elif self.start is not None:
-            self._begin(self.start)
+        elif (start := self.start or RunStart.read(self.run)) is not None:
+            self._begin(start)
         elif self.log is not None and not self.log.is_new:  # a run that ended before its first checkpoint
             self.log.resumed(0)
         if self._find_end() is None and (note := self._unfinished_warmup()) is not None:
