@@ -105,7 +105,7 @@ def test_pieces_become_words_without_codes(tmp_path: Path, capsys: pytest.Captur
     files = f"[{CHECKPOINTS / 'test.src'}, {CHECKPOINTS / 'test.tgt'}]"
     evaluate = ["evaluate", str(tmp_path / "pieces"), f"data.splits.test={files}", "--resamples", "10"]
     found = {}
-    for option in ([], ["--remove-bpe", "subword_nmt"]):
+    for option in ([], ["--remove-bpe"]):
         assert command([*evaluate, *option]) == 0
         found[bool(option)] = json.loads((tmp_path / "pieces/evaluation-test.json").read_text())["metrics"]
     references = (CHECKPOINTS / "test.tgt").read_text().splitlines()

@@ -110,6 +110,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # a program of its own, not a call within another
         warnings.formatwarning = _warning
     words = [word for word in words if word != "--debug" and not LOCAL_RANK.fullmatch(word)] or ["--help"]
+    words = _with_kind_of_bpe(words)
     try:
         app = build_app(words[:1] if words[0] in COMMANDS else COMMANDS)
         code = typer.main.get_command(app).main(words, prog_name="subquad", standalone_mode=False)
@@ -131,6 +132,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("subquad: interrupted", file=sys.stderr)
     return code or 0
+
+
+def _with_kind_of_bpe(words: Sequence[str]) -> list[str]:
+    """Gives `--remove-bpe` its kind where it stands alone, as in fairseq's commands."""
+    given: list[str] = []
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        given += [word, "subword_nmt"] if word == "--remove-bpe" and after.startswith("-") else [word]
+    return given
 
 
 def _warning(message: Warning | str, category: type[Warning], *_place: Any, **_line: Any) -> str:

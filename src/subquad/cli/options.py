@@ -27,8 +27,8 @@ RemoveBpe = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Join pieces into words where the codes of a vocabulary are not there: subword_nmt after @@, "
-        "sentencepiece at ▁.",
+        help="Join pieces into words where the codes of a vocabulary are not there: subword_nmt (also without KIND) "
+        "after @@, sentencepiece at ▁.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
