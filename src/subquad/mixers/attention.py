@@ -1,7 +1,7 @@
 """What the mechanisms built on queries, keys and values share: projections into heads and back."""
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from subquad.kernels.dropout import dropout
 from subquad.kernels.precision import is_autocast
-from subquad.mixers.base import Mixer, MixerConfig
+from subquad.mixers.base import Mixer, MixerConfig, MixerOutput
+from subquad.mixers.layout import Padding
+from subquad.mixers.state import State
 
 
 class AttentionConfig(MixerConfig):
@@ -43,15 +45,63 @@ class AttentionMixer(Mixer[AttentionConfigT]):
     """Projects x to q, k, v of shape (batch, heads, time, d), and mixed heads back to (batch, time, C).
 
     One linear map holds [q | k | v], each `heads` contiguous groups of d channels.
+
+    has_maps=False leaves out that map and the output map, for a layer that has its own: `mix_heads` then takes queries,
+    keys and values as they are. What else the mechanism learns, such as EVA's maps of chunk means, it keeps.
     """
+
+    def __init__(self, config: AttentionConfigT | None = None, /, *, has_maps: bool = True, **options: Any) -> None:
+        self.has_maps = has_maps
+        super().__init__(config, **options)
 
     def setup(self) -> None:
         config = self.config
         self.scale = config.head_width**-0.5
         self.inner = config.heads * config.head_width
-        self.qkv = nn.Linear(config.dim, 3 * self.inner, bias=config.qkv_bias)
-        self.out = self.output_map()
-        self.apply(init_small)
+        self.out: nn.Module
+        if self.has_maps:
+            self.qkv = nn.Linear(config.dim, 3 * self.inner, bias=config.qkv_bias)
+            self.out = self.output_map()
+            self.apply(init_small)
+        else:
+            if config.rotary:
+                raise ValueError(f"{self.name} without maps mixes queries and keys as they are: leave out rotary=True")
+            self.out = nn.Identity()
+
+    @property
+    def input_width(self) -> int:
+        """Without maps the mixer reads [q | k | v]."""
+        return super().input_width if self.has_maps else 3 * self.inner
+
+    def mix_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | None = None,
+        padding: Tensor | Padding | None = None,
+        state: State | None = None,
+    ) -> MixerOutput:
+        """Mixes the heads of a layer with maps of its own: y (batch, heads, time, d), before its output map.
+
+        q: (batch, heads, time, d). k, v: likewise, or with fewer heads, each of which serves as many neighbouring
+        queries (grouped-query attention). All hold the same tokens; positions are in q and k already, if anywhere.
+        scale: logits are scale * q.k, by default d^-1/2; another scale multiplies q and k by the same factor. padding
+        and state: those of `forward`; a stream begins with `init_state(batch, q.device, q.dtype)`.
+        """
+        if self.has_maps:
+            raise ValueError(f"{self.name} has maps of its own; build it with has_maps=False to mix given heads")
+        if scale is not None and scale != self.scale:
+            factor = math.sqrt(scale / self.scale)
+            q, k = q * factor, k * factor
+        groups = q.shape[1] // k.shape[1]
+        if groups > 1:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        x = torch.stack([part.transpose(1, 2) for part in (q, k, v)], 2).flatten(2)
+        mixed = self(x, padding=padding, state=state)
+        y = mixed.y.to(x.dtype).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
+        return mixed._replace(y=y)
 
     def output_map(self) -> nn.Module:
         """From heads side by side (heads * d) to the model width."""
@@ -62,7 +112,7 @@ class AttentionMixer(Mixer[AttentionConfigT]):
 
         start: (batch,) int64, tokens of each row before the first of x; None: x begins the sequence.
         """
-        flat = self.qkv(x)
+        flat = self.qkv(x) if self.has_maps else x
         if not self.config.rotary:
             return flat
         number = torch.arange(x.shape[1], device=x.device)[None]
@@ -92,8 +142,11 @@ class AttentionMixer(Mixer[AttentionConfigT]):
     def project_part(self, x: Tensor, first: int, last: int) -> list[Tensor]:
         """Some of q (0), k (1), v (2): parts first .. last - 1, each (batch, heads, time, d)."""
         rows = slice(first * self.inner, last * self.inner)
-        bias = self.qkv.bias[rows] if self.qkv.bias is not None else None
-        flat = F.linear(x, self.qkv.weight[rows], bias)
+        if self.has_maps:
+            bias = self.qkv.bias[rows] if self.qkv.bias is not None else None
+            flat = F.linear(x, self.qkv.weight[rows], bias)
+        else:
+            flat = x[..., rows]
         parts = flat.unflatten(-1, (last - first, self.config.heads, -1)).unbind(2)
         return [part.transpose(1, 2) for part in parts]
 
@@ -104,6 +157,8 @@ class AttentionMixer(Mixer[AttentionConfigT]):
     def project_out(self, heads: Tensor) -> Tensor:
         """The same for heads that are side by side already: (batch, time, heads, d) -> (batch, time, C)."""
         heads = heads.flatten(2)
+        if not self.has_maps:
+            return heads
         if not is_autocast(heads.device):  # which casts by itself, and would cast what was cast before
             heads = heads.to(self.qkv.weight.dtype)
         y = self.out(heads)

@@ -227,6 +227,11 @@ class Mixer(nn.Module, Generic[ConfigT]):
             return f"{self.name}: cross-attention reads the whole context; build the mixer with causal=False"
         return None
 
+    @property
+    def input_width(self) -> int:
+        """Channels of x: the model width."""
+        return self.config.dim
+
     # ------------------------------------------------------------------ what a user calls
 
     def init_state(
@@ -344,7 +349,7 @@ class Mixer(nn.Module, Generic[ConfigT]):
         return MixerOutput(y, memory if state is not None else None, None)
 
     def _check_tokens(self, what: str, x: Tensor, padding: Tensor | Padding | None) -> None:
-        dim, shape = self.config.dim, x.shape
+        dim, shape = self.input_width, x.shape
         if len(shape) != 3 or shape[2] != dim:
             raise ValueError(f"{self.name}: {what} must be (batch, time, {dim}), got {tuple(shape)}")
         if shape[1] == 0:

@@ -249,9 +249,12 @@ class EVA(WindowMixer[EVAConfig]):
         They are projections of mean tokens. Biases count as often as there are tokens.
         """
         rows = 2 * self.inner
-        sums = F.linear(token_sums, self.qkv.weight[:rows])
-        if self.qkv.bias is not None:
-            sums = sums + chunks.num_tokens * self.qkv.bias[:rows]
+        if not self.has_maps:
+            sums = token_sums[..., :rows]
+        else:
+            sums = F.linear(token_sums, self.qkv.weight[:rows])
+            if self.qkv.bias is not None:
+                sums = sums + chunks.num_tokens * self.qkv.bias[:rows]
         return (sums / chunks.sizes).unflatten(-1, (2, self.config.heads, -1)).permute(2, 0, 3, 1, 4)
 
     def _cut_and_summarise(

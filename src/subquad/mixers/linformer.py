@@ -89,7 +89,7 @@ class Linformer(SoftmaxHeads[LinformerConfig]):
         self._init_weights()
 
     def _init_weights(self) -> None:
-        for part in self.qkv.weight.split(self.inner):
+        for part in self.qkv.weight.split(self.inner) if self.has_maps else ():
             nn.init.xavier_uniform_(part, gain=2**-0.5)
         if isinstance(self.out, nn.Linear):
             init_xavier(self.out)

@@ -1,12 +1,12 @@
 """Keeps the streaming state of a swapped layer where transformers keeps keys and values, so that `generate` works."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from subquad.mixers import State
+from subquad.mixers import Mixer, State
 
 
 class StateLayer(DynamicLayer):
@@ -20,9 +20,29 @@ class StateLayer(DynamicLayer):
         self.state: State | None = None
         self.seen = 0
         """The number of positions that were read, including padding, as masks and position ids count them."""
+        self.is_open = False
+        """Whether the swapped layer that the state belongs to is reading tokens now."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> NoReturn:  # noqa: ARG002
-        raise ValueError("this layer of the cache belongs to a swapped layer and holds no keys and values")
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values of the new tokens alone: a mixer knows the others by its state."""
+        if not self.is_open:
+            raise ValueError("this layer of the cache belongs to a swapped layer and holds no keys and values")
+        return key_states, value_states
+
+    def state_before(self, mixer: Mixer, batch: int, *like: Any) -> State | None:
+        """The state to go on from. In training there is none, because it would have no gradient.
+
+        like: device and dtype of a new state, where the mixer has no parameters to tell them.
+        """
+        if self.seen and (mixer.training or self.state is None):
+            raise ValueError("a swapped layer keeps no cache in training: call model.eval(), or give use_cache=False")
+        if mixer.training:
+            return None
+        return self.state if self.state is not None else mixer.init_state(batch, *like)
+
+    def keep(self, state: State | None, tokens: int) -> None:
+        """Keeps the state after so many tokens more."""
+        self.state, self.seen, self.is_open = state, self.seen + tokens, False
 
     def get_seq_length(self) -> int:
         return self.seen

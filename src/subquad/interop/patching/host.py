@@ -49,6 +49,8 @@ class Host:
     """Dropout after the output map."""
     config: Any = None
     """The config whose `use_cache` decides whether a causal layer gets a cache."""
+    keeps_maps: bool = False
+    """Whether a mixer with queries, keys and values works between the layer's own maps, which stay where they are."""
 
 
 Adapter = Callable[[nn.Module, Sequence[nn.Module]], Host]
@@ -74,12 +76,12 @@ def split_fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def mask_to_padding(mask: Tensor | None, x: Tensor, causal: bool) -> Tensor | None:
-    """Returns the padding (batch, time) bool, True = ignore, of x (batch, time, channels) that an attention mask means.
+def mask_to_padding(mask: Tensor | None, batch: int, time: int, causal: bool) -> Tensor | None:
+    """Returns the padding (batch, time) bool, True = ignore, of `time` tokens that an attention mask means.
 
     mask: (batch, keys), nonzero = keep; or (batch or 1, heads or 1, queries, keys), where True or 0.0 lets a query see
-    a key and False or a very negative number hides it. The last keys are those of x. A mask that says more than padding
-    and causal order is refused, except in compiled code, which must not read values.
+    a key and False or a very negative number hides it. The last keys are these tokens. A mask that says more than
+    padding and causal order is refused, except in compiled code, which must not read values.
     """
     if mask is None:
         return None
@@ -92,7 +94,7 @@ def mask_to_padding(mask: Tensor | None, x: Tensor, causal: bool) -> Tensor | No
         tokens = mask != 0
     else:
         raise ValueError(f"a swapped layer needs a mask of 2 or 4 dimensions, got {tuple(mask.shape)}")
-    return tokens[:, -x.shape[1] :].logical_not().expand(x.shape[0], -1)
+    return tokens[:, -time:].logical_not().expand(batch, -1)
 
 
 def _check_mask(mask: Tensor, allowed: Tensor, tokens: Tensor, causal: bool) -> None:

@@ -5,8 +5,12 @@
     ...                      # fine-tune the model as usual
     report.undo()            # restore the attention as it was
 
-The maps of queries, keys, values and outputs are copied to the mixer if it has them, so `local` with a window that
-covers the input computes what the model computed before. Positions, norms and feed-forward networks are not changed.
+The trained maps of queries, keys, values and outputs serve the mixer, so `local` with a window that covers the input
+computes what the model computed before. There are two forms. In BERT, ViT, GPT-2 and timm's models the mixer replaces
+the layer, and the maps are copied to it. In layers with rotary positions, grouped queries or norms of queries and keys,
+as Llama's, a mechanism with queries, keys and values works between the layer's own maps, which stay where they are,
+with their names, and train as before; other mechanisms replace the layer there too. Norms and feed-forward networks
+outside of attention are not changed.
 """
 
 from collections.abc import Iterable
@@ -14,13 +18,17 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch import nn
 
-from subquad.interop.patching import timm_hosts, transformers_hosts
+from subquad.interop.patching import interface_hosts, timm_hosts, transformers_hosts
+from subquad.interop.patching.between import build_between, find_cache, plan_between, weights_between
 from subquad.interop.patching.copy_weights import build_replacement, copy_weights
 from subquad.interop.patching.host import Adapter, Host, Refusal, SwappedAttention
 from subquad.interop.patching.undo import Change, RefusedLayer, ReplacedLayer, SwapReport
 from subquad.mixers import Mixer
+from subquad.mixers.attention import AttentionMixer
 
-ADAPTERS: dict[str, Adapter] = transformers_hosts.ADAPTERS | timm_hosts.ADAPTERS
+ADAPTERS: dict[str, Adapter] = transformers_hosts.ADAPTERS | interface_hosts.ADAPTERS | timm_hosts.ADAPTERS
+CROSS_ATTENTION = ("encoder_attn", "EncDecAttention")
+"""Names, in models that use one class for both, of attention to another sequence."""
 SET_BY_HOST = ("dim", "heads", "causal")
 """Options that follow from the host."""
 
@@ -38,30 +46,38 @@ def swap(model: nn.Module, mixer: str, *, layers: Iterable[int] | None = None, *
     all_found = _find_attention(model)
     own = [found for found in all_found if not found.reads_context]
     if not own:
-        raise ValueError(
-            f"{type(model).__name__} has no attention that can be swapped. BERT, RoBERTa, ViT, DeiT and GPT-2 of "
-            "transformers 5 are known, and timm's VisionTransformer"
-        )
+        raise ValueError(f"{type(model).__name__} has no attention that can be swapped. Known are {_known()}")
     cross_attention = "it reads another sequence; only self-attention is swapped"
     refused = [found.refused(cross_attention) for found in all_found if found.reads_context]
     replaced: list[ReplacedLayer] = []
     changes: list[Change] = []
+    between: list[nn.Module] = []
     for number in _layer_numbers(layers, len(own)):
         found = own[number]
         try:
             host = _describe(model, found)
-            replacement = build_replacement(host, mixer, options)
+            inner = build_between(host, mixer, options) if host.keeps_maps else None
+            replacement = inner if inner is not None else build_replacement(host, mixer, options)
         except Refusal as reason:
             refused.append(found.refused(str(reason)))
             continue
-        weights, notes = copy_weights(host, replacement), _notes(host, replacement)
+        notes = _notes(host, replacement)
+        if inner is not None:
+            weights = weights_between(found.layer, inner)
+            changes += plan_between(found.layer, inner)
+            between.append(found.layer)
+        else:
+            weights = copy_weights(host, replacement)
+            changes += _plan_changes(model, found, host, replacement)
+        if _loses_cache(host, replacement):
+            changes += _plan_no_cache(model, host)
         replaced.append(ReplacedLayer(number, found.path, found.kind, weights, notes))
-        changes += _plan_changes(model, found, host, replacement)
     if not replaced:
         raise ValueError(f"no layer could be swapped; {refused[-1].path}: {refused[-1].reason}")
     for owner, name, _, after in changes:
         setattr(owner, name, after)
-    return SwapReport(mixer, replaced, refused, changes)
+    hooks = [layer.register_forward_pre_hook(find_cache, with_kwargs=True) for layer in between]
+    return SwapReport(mixer, replaced, refused, changes, hooks)
 
 
 class FoundLayer(NamedTuple):
@@ -76,7 +92,7 @@ class FoundLayer(NamedTuple):
 
     @property
     def reads_context(self) -> bool:
-        return getattr(self.layer, "is_cross_attention", False)
+        return getattr(self.layer, "is_cross_attention", False) or self.path.endswith(CROSS_ATTENTION)
 
     def refused(self, reason: str) -> RefusedLayer:
         return RefusedLayer(self.path, self.kind, reason)
@@ -91,6 +107,11 @@ def _find_attention(model: nn.Module) -> list[FoundLayer]:
         if _class_path(layer) in ADAPTERS or isinstance(layer, SwappedAttention):
             layers.append(FoundLayer(path, layer))
     return layers
+
+
+def _known() -> str:
+    kinds = [path.rpartition(".")[2] for path in ADAPTERS]
+    return f"{', '.join(kinds[:-1])} of transformers 5 and {kinds[-1]} of timm"
 
 
 def _class_path(layer: nn.Module) -> str:
@@ -127,6 +148,8 @@ def _notes(host: Host, mixer: Mixer) -> tuple[str, ...]:
         notes.append(
             f"the dropout of attention weights ({host.attention_dropout}) is gone, because {mixer.name} has none"
         )
+    if host.keeps_maps and not isinstance(mixer, AttentionMixer):
+        notes.append(f"positions and norms inside the layer are gone, because {mixer.name} does not compare queries")
     if _regularises(mixer):
         notes.append(f"the regulariser of {mixer.name}, which subquad's training adds to the loss, is left out")
     if _loses_cache(host, mixer):
@@ -155,9 +178,11 @@ def _plan_changes(model: nn.Module, found: FoundLayer, host: Host, mixer: Mixer)
         owner, _, name = f"{found.path}.{inner}".rstrip(".").rpartition(".")
         parent = model.get_submodule(owner)
         changes.append(Change(parent, name, getattr(parent, name), after.train(mixer.training)))
-    if _loses_cache(host, mixer):
-        settings = [host.config, getattr(model, "generation_config", None)]
-        # A cache that is off already is not changed, so two swaps can be undone in either order.
-        enabled = [config for config in settings if config is not None and config.use_cache is not False]
-        changes += [Change(config, "use_cache", config.use_cache, False) for config in enabled]
     return changes
+
+
+def _plan_no_cache(model: nn.Module, host: Host) -> list[Change]:
+    settings = [host.config, getattr(model, "generation_config", None)]
+    # A cache that is off already is not changed, so two swaps can be undone in either order.
+    enabled = [config for config in settings if config is not None and config.use_cache is not False]
+    return [Change(config, "use_cache", config.use_cache, False) for config in enabled]

@@ -30,7 +30,7 @@ class TimmAttention(SwappedAttention):
             raise ValueError("a swapped layer that is not causal was called with is_causal=True; undo the swap")
         if attn_mask is not None and attn_mask.dim() == 2:
             attn_mask = attn_mask[None, None]  # queries and keys
-        return self.mixer(x, padding=mask_to_padding(attn_mask, x, causal=False), grid=self.grid).y
+        return self.mixer(x, padding=mask_to_padding(attn_mask, x.shape[0], x.shape[1], causal=False), grid=self.grid).y
 
 
 def timm_attention(layer: Any, parents: Sequence[nn.Module]) -> Host:

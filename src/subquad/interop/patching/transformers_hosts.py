@@ -32,25 +32,20 @@ class TransformersAttention(SwappedAttention):
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, past_key_values: Any = None, **_: Any
     ) -> tuple[Tensor, None]:
-        padding = mask_to_padding(attention_mask, hidden_states, self.mixer.config.causal)
+        batch, time = hidden_states.shape[:2]
+        padding = mask_to_padding(attention_mask, batch, time, self.mixer.config.causal)
         if past_key_values is None:
             return self.mixer(hidden_states, padding=padding).y, None
         return self._continue(hidden_states, padding, past_key_values), None
 
     def _continue(self, x: Tensor, padding: Tensor | None, cache: Any) -> Tensor:
-        """Continues after the tokens in the cache. In training no state is kept, because it would have no gradient."""
+        """Continues after the tokens in the cache."""
         from subquad.interop.patching.cache import state_layer
 
         assert self.layer is not None
         kept = state_layer(cache, self.layer)
-        if kept.seen and (self.training or kept.state is None):
-            raise ValueError("a swapped layer keeps no cache in training: call model.eval(), or give use_cache=False")
-        if self.training:
-            mixed = self.mixer(x, padding=padding)
-        else:
-            state = kept.state if kept.state is not None else self.mixer.init_state(x.shape[0])
-            mixed = self.mixer(x, padding=padding, state=state)
-        kept.state, kept.seen = mixed.state, kept.seen + x.shape[1]
+        mixed = self.mixer(x, padding=padding, state=kept.state_before(self.mixer, x.shape[0]))
+        kept.keep(mixed.state, x.shape[1])
         return mixed.y
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from subquad.interop.patching.copy_weights import CopiedWeights
 from subquad.interop.patching.host import SwappedAttention
@@ -30,6 +31,10 @@ class RefusedLayer:
     reason: str
 
 
+ABSENT = object()
+"""The value before the swap of an attribute that there was not."""
+
+
 class Change(NamedTuple):
     """An attribute that the swap set, with its values before and after."""
 
@@ -47,10 +52,15 @@ class SwapReport:
     replaced: list[ReplacedLayer]
     refused: list[RefusedLayer]
     changes: list[Change] = field(repr=False)
+    hooks: list[RemovableHandle] = field(repr=False)
     undone: bool = False
 
     def undo(self) -> None:
-        """Restores the attention layers and their weights from before the swap; nothing else is changed."""
+        """Restores the attention layers from before the swap; nothing else is changed.
+
+        Maps that were copied to a mixer are again what they were. Maps that stayed in their layer, with the mixer
+        between them, are what training has made of them since.
+        """
         if self.undone:
             raise ValueError("this swap was undone already")
         for owner, name, _, after in self.changes:
@@ -58,9 +68,14 @@ class SwapReport:
                 raise ValueError(f"{name} of {type(owner).__name__} was changed after the swap; undo that first")
         mixer = next(after.mixer for *_, after in self.changes if isinstance(after, SwappedAttention))
         for owner, name, before, _ in self.changes:
+            if before is ABSENT:
+                delattr(owner, name)
+                continue
             if isinstance(before, nn.Module):  # the model may have been moved or set to evaluation meanwhile
                 before.train(mixer.training).to(next(mixer.parameters()))
             setattr(owner, name, before)
+        for hook in self.hooks:
+            hook.remove()
         self.undone = True
 
     def __str__(self) -> str:

@@ -1,0 +1,60 @@
+"""Tiny models of transformers whose attention is swapped in tests, with weights that make it far from uniform."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subquad.interop.patching.host import SwappedAttention
+from subquad.packages import require_torchvision
+
+require_torchvision()  # transformers imports it, also where it was built for another torch
+transformers = pytest.importorskip("transformers")
+
+LENGTH, VOCABULARY = 11, 40
+DECODER = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+DECODER |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64}
+DECODER |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+FULL = ["full_attention", "full_attention"]
+
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", DECODER),
+    "mistral": ("MistralForCausalLM", DECODER | {"sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", DECODER),
+    "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 16}),
+    "gemma": ("GemmaForCausalLM", DECODER | {"head_dim": 16}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        DECODER | {"query_pre_attn_scalar": 5, "attn_logit_softcapping": None, "layer_types": FULL},
+    ),
+    "gemma3": ("Gemma3ForCausalLM", DECODER | {"query_pre_attn_scalar": 5, "layer_types": FULL}),
+    "olmo2": ("Olmo2ForCausalLM", DECODER),
+    "smollm3": ("SmolLM3ForCausalLM", DECODER),
+    "granite": ("GraniteForCausalLM", DECODER | {"attention_multiplier": 0.3}),
+}
+
+
+def disturbed(model: nn.Module) -> Any:
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def tiny(kind: str, settings: dict[str, Any]) -> Any:
+    model = getattr(transformers, kind)
+    return disturbed(model(model.config_class(**settings)))
+
+
+def tokens_and_mask(side: str = "left", rows: int = 2) -> tuple[Tensor, Tensor]:
+    """Tokens of which the last row has 4 less than the others, padded on one side."""
+    tokens = torch.randint(3, VOCABULARY, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(rows, LENGTH, dtype=torch.long)
+    mask[-1, slice(None, 4) if side == "left" else slice(-4, None)] = 0
+    return tokens, mask
+
+
+def mixers(model: nn.Module) -> list[Any]:
+    return [module.mixer for module in model.modules() if isinstance(module, SwappedAttention)]
