@@ -10,6 +10,7 @@ It needs Linux; elsewhere nothing is changed.
 """
 
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -130,6 +131,7 @@ def main() -> None:
         with suppress(ImportError):  # of an extra
             importlib.import_module(name)
     gc.freeze()
+    faulthandler.enable()  # a program that is aborted because it does not end says where it is
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     while True:  # in the new process: a server of its own, for programs that it starts
         _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -193,6 +193,16 @@ def wait_for_log(process: "subprocess.Popen[str]", run: Path, lines: int) -> Non
         time.sleep(0.02)
 
 
+def wait_for_end(process: "subprocess.Popen[str]") -> str:
+    """Returns what a program and its children have written. If they do not end, they are aborted and say where."""
+    try:
+        return process.communicate(timeout=120)[0]
+    except subprocess.TimeoutExpired:
+        for pid in (*children(process.pid), process.pid):
+            os.kill(pid, signal.SIGABRT)
+        pytest.fail(process.communicate()[0])
+
+
 @pytest.mark.parametrize("number", RAISED, ids=lambda number: number.name)
 def test_the_command_says_what_is_kept(number: signal.Signals, tmp_path: Path) -> None:
     """No validation ever comes: all that is kept is what the interruption saves."""
@@ -230,14 +240,14 @@ def test_processes_agree_on_the_update_at_which_they_stop(mode: str, whom: str, 
         process.send_signal(signal.SIGTERM)
     else:
         os.kill(children(process.pid)[1], signal.SIGTERM)
-    said, _ = process.communicate(timeout=120)
+    said = wait_for_end(process)
     kept = read_state(checkpoints(run / "checkpoints")[0]).update
     assert set(re.findall(r"update ([\d,]+) is kept", said)) == {f"{kept:,}"}, said
     undisturbed = start(*torchrun, *command[:-1], str(tmp_path / "whole"), f"train.updates={kept + 3}")
-    said, _ = undisturbed.communicate(timeout=120)
+    said = wait_for_end(undisturbed)
     assert undisturbed.returncode == 0, said
     resumed = start(*torchrun, *command, f"train.updates={kept + 3}")
-    said, _ = resumed.communicate(timeout=120)
+    said = wait_for_end(resumed)
     assert resumed.returncode == 0, said
     first, second = (load_checkpoint(checkpoints(one / "checkpoints")[0]) for one in (tmp_path / "whole", run))
     for part in ("model", "optimizer", "rng", "ema"):
