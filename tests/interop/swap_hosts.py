@@ -11,6 +11,7 @@ from subquad.packages import require_torchvision
 
 require_torchvision()  # transformers imports it, also where it was built for another torch
 transformers = pytest.importorskip("transformers")
+timm = pytest.importorskip("timm")
 
 LENGTH, VOCABULARY = 11, 40
 DECODER = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -33,6 +34,18 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", DECODER),
     "granite": ("GraniteForCausalLM", DECODER | {"attention_multiplier": 0.3}),
 }
+
+ENCODER = {"vocab_size": VOCABULARY, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0}
+MODERNBERT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODERNBERT |= {"sep_token_id": 2, "max_position_embeddings": 64}
+BART: dict[str, Any] = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+BART |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "decoder_start_token_id": 2}
+BART |= {"forced_eos_token_id": None, "max_position_embeddings": 64}
+ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "modernbert": ("ModernBertModel", ENCODER | MODERNBERT | {"layer_types": FULL}),
+    "distilbert": ("DistilBertModel", ENCODER | {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}),
+}
+TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {"bart": ("BartForConditionalGeneration", ENCODER | BART)}
 
 
 def disturbed(model: nn.Module) -> Any:

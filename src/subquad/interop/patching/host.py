@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from subquad.kernels import tracing
 from subquad.mixers import Mixer
 
+PLAIN_MAPS = (nn.Linear, NonDynamicallyQuantizableLinear)
 MASKED_LOGIT = -1e4
 """An additive mask hides a key with this number or less; it still fits into float16."""
 
@@ -43,7 +45,8 @@ class Host:
     """The path, inside the layer, of the module that the mixer replaces; "" is the layer itself."""
     to_identity: tuple[str, ...] = ()
     """The paths of modules that become identities, because the mixer does their work too."""
-    causal: bool = False
+    causal: bool | None = False
+    """None: the layer itself does not say; whoever swaps it does."""
     attention_dropout: float = 0.0
     dropout: float = 0.0
     """Dropout after the output map."""
@@ -59,8 +62,8 @@ Adapter = Callable[[nn.Module, Sequence[nn.Module]], Host]
 
 def linear_tensors(name: str, layer: nn.Module, path: str) -> dict[str, Tensor]:
     """Returns weight and bias of the linear map at `path`, as `name`.weight and `name`.bias."""
-    found = getattr(layer, path, None)
-    if type(found) is not nn.Linear:  # a subclass may hold quantised weights or an adapter
+    found: Any = getattr(layer, path, None)
+    if type(found) not in PLAIN_MAPS:  # another subclass may hold quantised weights or an adapter
         what = "missing" if found is None else f"a {type(found).__name__}"
         raise Refusal(f"its map {path} should be a plain linear map, but it is {what}")
     tensors = {f"{name}.weight": found.weight.detach()}

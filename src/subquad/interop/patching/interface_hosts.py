@@ -55,14 +55,6 @@ def bart(layer: Any, _: Sequence[nn.Module]) -> Host:
     return _describe(layer, _maps(layer, "q_proj", "k_proj", "v_proj", "out_proj"), layer.dropout)
 
 
-def t5(_: Any, __: Sequence[nn.Module]) -> Host:
-    raise Refusal("the positions of T5 are biases of its logits, one for each distance, which a mixer cannot add")
-
-
-def swin(_: Any, __: Sequence[nn.Module]) -> Host:
-    raise Refusal("Swin attends within windows of a few patches already, with a learned bias for each pair in them")
-
-
 def _maps(layer: Any, *paths: str) -> dict[str, Tensor]:
     found = (linear_tensors(name, layer, path) for name, path in zip(("q", "k", "v", "out"), paths, strict=True))
     return {key: tensor for tensors in found for key, tensor in tensors.items()}
@@ -101,6 +93,15 @@ ADAPTERS: dict[str, Adapter] = {
     "transformers.models.modernbert.modeling_modernbert.ModernBertAttention": modernbert,
     "transformers.models.distilbert.modeling_distilbert.DistilBertSelfAttention": distilbert,
     "transformers.models.bart.modeling_bart.BartAttention": bart,
-    "transformers.models.t5.modeling_t5.T5Attention": t5,
-    "transformers.models.swin.modeling_swin.SwinAttention": swin,
 }
+
+SWIN = "Swin attends within windows of a few patches already, with a learned bias for each pair of places in them"
+REFUSED = {
+    "transformers.models.t5.modeling_t5.T5Attention": (
+        "T5 has its positions in the logits, as learned biases of distances, which reach over the whole sequence; a "
+        "mixer has no place for them"
+    ),
+    "transformers.models.swin.modeling_swin.SwinAttention": SWIN,
+    "timm.models.swin_transformer.WindowAttention": SWIN,
+}
+"""Attention layers that are known and never swapped, with the reason."""

@@ -14,11 +14,12 @@ outside of attention are not changed.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from torch import nn
 
-from subquad.interop.patching import interface_hosts, timm_hosts, transformers_hosts
+from subquad.interop.patching import interface_hosts, timm_hosts, torch_hosts, transformers_hosts
 from subquad.interop.patching.between import build_between, find_cache, plan_between, weights_between
 from subquad.interop.patching.copy_weights import build_replacement, copy_weights
 from subquad.interop.patching.host import Adapter, Host, Refusal, SwappedAttention
@@ -26,10 +27,13 @@ from subquad.interop.patching.undo import Change, RefusedLayer, ReplacedLayer, S
 from subquad.mixers import Mixer
 from subquad.mixers.attention import AttentionMixer
 
-ADAPTERS: dict[str, Adapter] = transformers_hosts.ADAPTERS | interface_hosts.ADAPTERS | timm_hosts.ADAPTERS
-CROSS_ATTENTION = ("encoder_attn", "EncDecAttention")
+ADAPTERS: dict[str, Adapter] = (
+    transformers_hosts.ADAPTERS | interface_hosts.ADAPTERS | timm_hosts.ADAPTERS | torch_hosts.ADAPTERS
+)
+REFUSED = interface_hosts.REFUSED
+CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "multihead_attn")
 """Names, in models that use one class for both, of attention to another sequence."""
-SET_BY_HOST = ("dim", "heads", "causal")
+SET_BY_HOST = ("dim", "heads")
 """Options that follow from the host."""
 
 
@@ -38,7 +42,8 @@ def swap(model: nn.Module, mixer: str, *, layers: Iterable[int] | None = None, *
 
     layers: the numbers of the layers, from 0 in the order of the model; negative numbers count from its end. By default
     all layers are replaced. options: those of the mechanism (see `subquad info NAME`). The model decides its width,
-    heads and direction.
+    heads and direction. Layers of torch itself are called with a mask or without, and swapped for either by `causal`,
+    by default False.
     """
     for option in SET_BY_HOST:
         if option in options:
@@ -55,9 +60,9 @@ def swap(model: nn.Module, mixer: str, *, layers: Iterable[int] | None = None, *
     for number in _layer_numbers(layers, len(own)):
         found = own[number]
         try:
-            host = _describe(model, found)
-            inner = build_between(host, mixer, options) if host.keeps_maps else None
-            replacement = inner if inner is not None else build_replacement(host, mixer, options)
+            host, chosen = _with_direction(_describe(model, found), options)
+            inner = build_between(host, mixer, chosen) if host.keeps_maps else None
+            replacement = inner if inner is not None else build_replacement(host, mixer, chosen)
         except Refusal as reason:
             refused.append(found.refused(str(reason)))
             continue
@@ -104,14 +109,16 @@ def _find_attention(model: nn.Module) -> list[FoundLayer]:
     for path, layer in model.named_modules():
         if layers and path.startswith(f"{layers[-1].path}."):
             continue  # it is a part of the last one
-        if _class_path(layer) in ADAPTERS or isinstance(layer, SwappedAttention):
+        if _class_path(layer) in ADAPTERS | REFUSED or isinstance(layer, SwappedAttention):
             layers.append(FoundLayer(path, layer))
     return layers
 
 
 def _known() -> str:
-    kinds = [path.rpartition(".")[2] for path in ADAPTERS]
-    return f"{', '.join(kinds[:-1])} of transformers 5 and {kinds[-1]} of timm"
+    kinds: dict[str, list[str]] = {}
+    for path in ADAPTERS:
+        kinds.setdefault(path.partition(".")[0], []).append(path.rpartition(".")[2])
+    return "; ".join(f"{', '.join(names)} of {package}" for package, names in kinds.items())
 
 
 def _class_path(layer: nn.Module) -> str:
@@ -135,11 +142,29 @@ def _describe(model: nn.Module, found: FoundLayer) -> Host:
     for module in found.layer.modules():
         if isinstance(module, SwappedAttention):
             raise Refusal(f"it was replaced by {module.mixer.name} already; undo that swap first")
+    kind = _class_path(found.layer)
+    if kind in REFUSED:
+        raise Refusal(REFUSED[kind])
     if not found.path:
         raise Refusal("it is not inside a model; give the module that contains it")
-    steps = found.path.split(".")[:-1]
-    parents = [model.get_submodule(".".join(steps[:depth])) for depth in range(len(steps) + 1)]
-    return ADAPTERS[_class_path(found.layer)](found.layer, parents)
+    parents = [model.get_submodule(path) for path in _prefixes(found.path)]
+    return ADAPTERS[kind](found.layer, parents)
+
+
+def _with_direction(host: Host, options: dict[str, Any]) -> tuple[Host, dict[str, Any]]:
+    """The host with its direction, and the options without it."""
+    if "causal" not in options:
+        return replace(host, causal=bool(host.causal)), options
+    if host.causal is not None:
+        raise ValueError("causal follows from the model whose attention is swapped; leave it out")
+    rest = {option: value for option, value in options.items() if option != "causal"}
+    return replace(host, causal=options["causal"]), rest
+
+
+def _prefixes(path: str) -> list[str]:
+    """The paths of all modules that contain the one at `path`, the whole model's first."""
+    steps = path.split(".")[:-1]
+    return [".".join(steps[:depth]) for depth in range(len(steps) + 1)]
 
 
 def _notes(host: Host, mixer: Mixer) -> tuple[str, ...]:
@@ -165,7 +190,7 @@ def _regularises(mixer: Mixer) -> bool:
 
 
 def _loses_cache(host: Host, mixer: Mixer) -> bool:
-    return host.causal and not mixer.can_stream
+    return bool(host.causal) and host.config is not None and not mixer.can_stream
 
 
 def _plan_changes(model: nn.Module, found: FoundLayer, host: Host, mixer: Mixer) -> list[Change]:
@@ -178,7 +203,13 @@ def _plan_changes(model: nn.Module, found: FoundLayer, host: Host, mixer: Mixer)
         owner, _, name = f"{found.path}.{inner}".rstrip(".").rpartition(".")
         parent = model.get_submodule(owner)
         changes.append(Change(parent, name, getattr(parent, name), after.train(mixer.training)))
-    return changes
+    parents = (model.get_submodule(path) for path in _prefixes(found.path))
+    # A mixer cannot read the nested tensors that nn.TransformerEncoder makes of padded batches.
+    return changes + [
+        Change(parent, "use_nested_tensor", True, False)
+        for parent in parents
+        if isinstance(parent, nn.TransformerEncoder) and parent.use_nested_tensor
+    ]
 
 
 def _plan_no_cache(model: nn.Module, host: Host) -> list[Change]:
