@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from subquad.api import advise, compare, dry_run, evaluate, load_run, study, train
-    from subquad.interop.patching import swap
+    from subquad.interop.patching import load_swapped, swap
     from subquad.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "advise", "compare", "dry_run", "evaluate", "load_run", "study", "swap", "train"]
+__all__ = ["Run", "advise", "compare", "dry_run", "evaluate", "load_run", "load_swapped", "study", "swap", "train"]
 
 _LAZY = {
     "Run": "subquad.run",
     "advise": "subquad.api",
     "dry_run": "subquad.api",
     "load_run": "subquad.api",
+    "load_swapped": "subquad.interop.patching",
     "study": "subquad.api",
     "swap": "subquad.interop.patching",
 }

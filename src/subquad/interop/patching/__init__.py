@@ -1,6 +1,7 @@
-"""Replaces the attention of models of Hugging Face transformers and timm by mixers: `subquad.swap(model, "eva")`."""
+"""Replaces the attention of models of transformers, timm and torch by mixers: `subquad.swap(model, "eva")`."""
 
+from subquad.interop.patching.saving import load_swapped
 from subquad.interop.patching.swap import swap
 from subquad.interop.patching.undo import SwapReport
 
-__all__ = ["SwapReport", "swap"]
+__all__ = ["SwapReport", "load_swapped", "swap"]

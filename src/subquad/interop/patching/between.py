@@ -12,13 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from subquad.interop.patching.copy_weights import CopiedWeights
-from subquad.interop.patching.host import Host, SwappedAttention, mask_to_padding
+from subquad.interop.patching.host import ATTENTION_NAME, Host, SwappedAttention, mask_to_padding
 from subquad.interop.patching.undo import ABSENT, Change
 from subquad.mixers import mixer_class
 from subquad.mixers.attention import AttentionMixer
 
-NAME = "subquad_swap"
-"""What transformers calls `swapped_attention`, and the layers' configs name."""
 OF_THE_LAYER = ("rotary", "qkv_bias", "head_dim", "out_projection", "out_bias", "dropout")
 """Options of mixers about what a layer that keeps its maps does itself."""
 
@@ -61,7 +59,9 @@ def swapped_attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The mixer of a layer as transformers calls functions that attend: -> (batch, time, heads, d), no weights."""
-    between = module.subquad
+    between = getattr(module, "subquad", None)
+    if between is None:
+        raise ValueError("this model was saved with swapped attention: load it with subquad.load_swapped(FOLDER)")
     if is_causal is not None and is_causal != between.mixer.config.causal:
         raise ValueError(f"a swapped layer with causal={not is_causal} was called with is_causal={is_causal}")
     return between(query, key, value, attention_mask, scaling).transpose(1, 2), None
@@ -103,8 +103,8 @@ def plan_between(layer: Any, mixer: AttentionMixer[Any]) -> list[Change]:
     """Returns the attributes to set so that the mixer works between the maps of the layer."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, swapped_attention)
+    AttentionInterface.register(ATTENTION_NAME, swapped_attention)
     config = copy.copy(layer.config)  # the layer's own: the model's decides how other layers attend
-    config._attn_implementation_internal = NAME
+    config._attn_implementation_internal = ATTENTION_NAME
     between = AttentionBetween(mixer).train(layer.training)
     return [Change(layer, "subquad", ABSENT, between), Change(layer, "config", layer.config, config)]

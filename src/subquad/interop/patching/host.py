@@ -11,6 +11,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from subquad.kernels import tracing
 from subquad.mixers import Mixer
 
+ATTENTION_NAME = "subquad_swap"
+"""What transformers calls the attention of swapped layers."""
 PLAIN_MAPS = (nn.Linear, NonDynamicallyQuantizableLinear)
 MASKED_LOGIT = -1e4
 """An additive mask hides a key with this number or less; it still fits into float16."""

@@ -23,6 +23,7 @@ from subquad.interop.patching import interface_hosts, timm_hosts, torch_hosts, t
 from subquad.interop.patching.between import build_between, find_cache, plan_between, weights_between
 from subquad.interop.patching.copy_weights import build_replacement, copy_weights
 from subquad.interop.patching.host import Adapter, Host, Refusal, SwappedAttention
+from subquad.interop.patching.saving import write_into_config
 from subquad.interop.patching.undo import Change, RefusedLayer, ReplacedLayer, SwapReport
 from subquad.mixers import Mixer
 from subquad.mixers.attention import AttentionMixer
@@ -81,8 +82,10 @@ def swap(model: nn.Module, mixer: str, *, layers: Iterable[int] | None = None, *
         raise ValueError(f"no layer could be swapped; {refused[-1].path}: {refused[-1].reason}")
     for owner, name, _, after in changes:
         setattr(owner, name, after)
-    hooks = [layer.register_forward_pre_hook(find_cache, with_kwargs=True) for layer in between]
-    return SwapReport(mixer, replaced, refused, changes, hooks)
+    on_undo = [layer.register_forward_pre_hook(find_cache, with_kwargs=True).remove for layer in between]
+    numbers = [layer.number for layer in replaced]
+    take_out = write_into_config(model, {"mixer": mixer, "layers": numbers, "options": options})
+    return SwapReport(mixer, replaced, refused, changes, [*on_undo, take_out] if take_out else on_undo)
 
 
 class FoundLayer(NamedTuple):

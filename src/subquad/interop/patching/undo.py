@@ -1,11 +1,10 @@
 """The report of a swap, which can undo it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from subquad.interop.patching.copy_weights import CopiedWeights
 from subquad.interop.patching.host import SwappedAttention
@@ -52,7 +51,7 @@ class SwapReport:
     replaced: list[ReplacedLayer]
     refused: list[RefusedLayer]
     changes: list[Change] = field(repr=False)
-    hooks: list[RemovableHandle] = field(repr=False)
+    on_undo: list[Callable[[], None]] = field(repr=False)
     undone: bool = False
 
     def undo(self) -> None:
@@ -74,8 +73,8 @@ class SwapReport:
             if isinstance(before, nn.Module):  # the model may have been moved or set to evaluation meanwhile
                 before.train(mixer.training).to(next(mixer.parameters()))
             setattr(owner, name, before)
-        for hook in self.hooks:
-            hook.remove()
+        for act in self.on_undo:
+            act()
         self.undone = True
 
     def __str__(self) -> str:

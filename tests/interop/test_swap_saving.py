@@ -1,0 +1,66 @@
+"""Swapped models are saved by transformers and loaded by subquad, and by nobody else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import subquad
+from tests.interop.swap_hosts import DECODERS, ENCODERS, tiny, tokens_and_mask, transformers
+
+BERT = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": DECODERS["llama"],
+    "gemma3": DECODERS["gemma3"],
+    "modernbert": ENCODERS["modernbert"],
+    "bert": ("BertForMaskedLM", BERT),
+}
+
+
+@torch.no_grad()
+def outputs(model: Any) -> Tensor:
+    tokens, mask = tokens_and_mask("right")
+    return model(tokens, attention_mask=mask)[0]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_swapped_model_is_loaded_as_it_was_saved(host: str, tmp_path: Path) -> None:
+    model = tiny(*HOSTS[host])
+    subquad.swap(model, "eva", window=4, chunk_size=2, relative="t5", layers=[0])
+    subquad.swap(model, "local", window=3, layers=[1])
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()(tokens_and_mask()[0])[0].square().mean().backward()
+    optimiser.step()
+    model.eval().save_pretrained(tmp_path, max_shard_size="20KB")  # several files
+    loaded = subquad.load_swapped(tmp_path)
+    assert torch.equal(outputs(loaded), outputs(model))
+    assert {name: tensor.shape for name, tensor in loaded.state_dict().items()} == {
+        name: tensor.shape for name, tensor in model.state_dict().items()
+    }
+    loaded.save_pretrained(tmp_path / "again")
+    again = subquad.load_swapped(tmp_path / "again", dtype=torch.float64)
+    assert torch.allclose(outputs(again).float(), outputs(model), atol=1e-5)
+    with pytest.raises(ValueError, match=r"subquad_swap|load_swapped"):
+        outputs(transformers.AutoModel.from_pretrained(tmp_path))
+
+
+def test_undo_makes_the_config_what_it_was(tmp_path: Path) -> None:
+    model = tiny(*HOSTS["bert"])
+    model.save_pretrained(tmp_path)  # which adds to the config itself
+    before = model.config.to_dict()
+    first = subquad.swap(model, "performer", layers=[0])
+    second = subquad.swap(model, "lightconv", layers=[1], kernel_size=3)
+    first.undo()
+    model.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["subquad_swap"] == [{"mixer": "lightconv", "layers": [1], "options": {"kernel_size": 3}}]
+    assert torch.equal(outputs(subquad.load_swapped(tmp_path)), outputs(model))
+    second.undo()
+    assert model.config.to_dict() == before
+    model.save_pretrained(tmp_path / "plain")
+    assert torch.equal(outputs(transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "plain")), outputs(model))
+    with pytest.raises(ValueError, match="no swapped model"):
+        subquad.load_swapped(tmp_path / "plain")
