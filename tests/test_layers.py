@@ -10,7 +10,20 @@ import pytest
 import subquad
 
 ORDER = ["recipes", "kernels", "mixers", "testing", "nn", "models", "data", "decode"]
-ORDER += ["evaluate", "tasks", "train", "compare", "interop", "run", "api", "__init__", "cli", "__main__", "examples"]
+ORDER += [
+    "evaluate",
+    "tasks",
+    "train",
+    "compare",
+    "interop",
+    "linearise",
+    "run",
+    "api",
+    "__init__",
+    "cli",
+    "__main__",
+    "examples",
+]
 PACKAGE = Path(subquad.__file__).parent
 
 

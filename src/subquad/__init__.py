@@ -7,12 +7,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from subquad.api import advise, compare, dry_run, evaluate, load_run, study, train
+    from subquad.api import advise, compare, dry_run, evaluate, linearise, load_run, study, train
     from subquad.interop.patching import load_swapped, swap
     from subquad.run import Run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "advise", "compare", "dry_run", "evaluate", "load_run", "load_swapped", "study", "swap", "train"]
+__all__ = ["Run", "advise", "compare", "dry_run", "evaluate"]
+__all__ += ["linearise", "load_run", "load_swapped", "study", "swap", "train"]
 
 _LAZY = {
     "Run": "subquad.run",
@@ -24,7 +25,7 @@ _LAZY = {
     "swap": "subquad.interop.patching",
 }
 """The module of each name. It is imported when the name is first used, so that `import subquad` imports no torch."""
-_FUNCTIONS_AND_FOLDERS = ("compare", "evaluate", "train")
+_FUNCTIONS_AND_FOLDERS = ("compare", "evaluate", "linearise", "train")
 """`subquad.train` is a function of `subquad.api`, and a folder of modules. See `_CallableFolder`."""
 
 

@@ -51,7 +51,19 @@ def takes_plugins(command: Callable[..., None]) -> Callable[..., None]:
 
 
 COMMANDS = (
-    *("train", "evaluate", "average", "translate", "generate", "classify", "import", "export", "data", "recipes"),
+    *(
+        "train",
+        "evaluate",
+        "average",
+        "translate",
+        "generate",
+        "classify",
+        "import",
+        "export",
+        "linearise",
+        "data",
+        "recipes",
+    ),
     *("info", "compare", "merge", "bench", "advise", "demo", "doctor"),
 )
 """In the order of the help. Each is a function, or a group of commands, in a module of its own."""

@@ -1,0 +1,96 @@
+"""What linearising would take: one update of each stage is made, with a learning rate of 0, and measured."""
+
+import time
+from dataclasses import dataclass
+
+from torch import nn
+
+from subquad.compare.measure.timing import peak_bytes
+from subquad.linearise.finetune import FineTuning, choose_parameters, copy_as_teacher, merge
+from subquad.linearise.layers import AttentionLayers
+from subquad.linearise.pipeline import TRANSFERRED, TUNED, Stages
+from subquad.linearise.stage import Backward, Stage
+from subquad.linearise.transfer import AttentionTransfer
+from subquad.train.rng import seed_all
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """updates: of the stage. trained: parameters that it trains. seconds: of one update on this machine.
+
+    peak_bytes: what an update allocates beyond the model, its gradients and the optimiser's state included.
+    """
+
+    name: str
+    updates: int
+    trained: int
+    seconds: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """parameters: of the model; mixers: of what takes the place of attention. bytes: of the model's weights."""
+
+    parameters: int
+    mixers: int
+    bytes: int
+    layers: list[str]
+    tokens: int
+    controls: bool
+    stages: list[StageEstimate]
+
+    @property
+    def seconds(self) -> float:
+        """Of all updates, the controls' included, without evaluations."""
+        own = sum(stage.updates * stage.seconds for stage in self.stages)
+        if not self.controls:
+            return own
+        tuning = [stage for stage in self.stages if stage.name == TUNED]
+        scratch = sum(stage.updates for stage in self.stages) * max((s.seconds for s in tuning), default=0.0)
+        return own + scratch + sum(stage.updates * stage.seconds for stage in tuning)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.bytes + max((stage.peak_bytes for stage in self.stages), default=0)
+
+
+def estimate(stages: Stages) -> Estimate:
+    """Measures one update of each stage. The model's weights, attention and flags are as before afterwards."""
+    model, options = stages.model, stages.options
+    flags = {p: p.requires_grad for p in model.parameters()}
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    count = sum(p.numel() for p in model.parameters())
+    seed_all(options.seed)
+    layers = AttentionLayers(model, options.mixer)
+    found = []
+    if options.transfer_updates:
+        model.requires_grad_(False)
+        mixers = layers.replacements.requires_grad_(True)
+        if any(True for _ in mixers.parameters()):
+            learn = AttentionTransfer(model, layers)
+            found.append(_measure(stages, TRANSFERRED, options.transfer_updates, mixers, learn))
+    if options.tune != "none" and options.tune_updates:
+        teacher = copy_as_teacher(model) if options.distill else None
+        layers.install()
+        trained = choose_parameters(model, options.tune, options.rank)
+        learn_task = FineTuning(trained, options.distill, teacher)
+        found.append(_measure(stages, TUNED, options.tune_updates, trained, learn_task))
+        merge(trained)
+        layers.take_out()
+    for parameter, flag in flags.items():
+        parameter.requires_grad_(flag)
+        parameter.grad = None
+    own = sum(p.numel() for p in layers.replacements.parameters())
+    return Estimate(count, own, weights, layers.mechanisms(), stages.tokens(), options.controls, found)
+
+
+def _measure(stages: Stages, name: str, updates: int, trained: nn.Module, backward: Backward) -> StageEstimate:
+    stage = Stage(stages.plan(name), trained, backward, stages.out)
+    device = stage.parameters[0].device
+    batch = stages.batches[0].to(device)
+    peak = peak_bytes(lambda: stage.step(batch, 0.0), device)  # the first update also allocates the optimiser's state
+    started = time.perf_counter()
+    stage.step(batch, 0.0)
+    seconds = time.perf_counter() - started
+    return StageEstimate(name, updates, sum(p.numel() for p in stage.parameters), seconds, peak)

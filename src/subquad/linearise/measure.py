@@ -1,0 +1,158 @@
+"""Speed and memory of a model with its attention and with its mixers, by length, and decoding by position.
+
+Both are the same model: what takes the other's place is put in for a pass, so that one copy of the weights is enough.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.compare.measure.costs import measure_costs
+from subquad.compare.measure.lengths import Timing
+from subquad.compare.measure.timing import interleaved_seconds, synchronizer
+from subquad.linearise.batches import Batch
+from subquad.linearise.layers import AttentionLayers
+from subquad.linearise.objective import logits_of, task_loss
+
+BEFORE, AFTER = "attention", "mixers"
+LOOKS = (5,)
+"""The rounds of a measurement."""
+STEPS = 8
+"""The tokens that a round of decoding writes."""
+
+
+class Variant:
+    """A model with its attention or with its mixers."""
+
+    def __init__(self, model: nn.Module, layers: AttentionLayers, name: str) -> None:
+        """The attention is in its place, and is there again after each pass."""
+        self.module, self.layers, self.name = model, layers, name
+
+    @contextmanager
+    def in_place(self) -> Iterator[nn.Module]:
+        training = self.module.training
+        if self.name == BEFORE:
+            yield self.module
+            return
+        with self.layers.replaced():
+            yield self.module.train(training)  # what was outside of the model has not followed it
+
+
+class VariantPasses(Variant):
+    """Inference and training on one batch; see `compare.measure.costs.Passes`."""
+
+    shapes: Mapping[str, torch.Size] = {}
+
+    def __init__(self, model: nn.Module, layers: AttentionLayers, name: str, batch: Batch) -> None:
+        super().__init__(model, layers, name)
+        self.batch = batch.to(next(model.parameters()).device)
+        check_length(model, batch)
+
+    def check(self) -> dict[str, Any]:
+        """That results are finite is checked when memory is watched; what mixers compute, by their own tests."""
+        return {}
+
+    def inference(self) -> dict[str, Tensor]:
+        with torch.no_grad(), self.in_place() as model:
+            return {"logits": logits_of(model, self.batch)}
+
+    def training(self) -> dict[str, Tensor]:
+        with self.in_place() as model:
+            loss = task_loss(logits_of(model, self.batch), self.batch.targets)
+            learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+            gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
+        found = {f"gradient of {name}": g for name, g in zip(learned, gradients, strict=True) if g is not None}
+        return {"loss": loss.detach(), **found}
+
+
+def check_length(model: Any, batch: Batch) -> None:
+    """Refuses text that is longer than the model's table of positions."""
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    ids = batch.inputs.get("input_ids")
+    if most is not None and ids is not None and ids.shape[1] > most:
+        raise ValueError(f"the model has positions for {most:,} tokens")
+
+
+def random_text(model: Any, length: int) -> Batch:
+    """Returns one text of random tokens, each of which is followed by a target."""
+    rows = torch.randint(model.config.vocab_size, (1, length + 1), generator=torch.Generator().manual_seed(0))
+    targets = rows[:, 1:]
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        targets = torch.zeros(1, dtype=torch.long)
+    return Batch({"input_ids": rows[:, :-1]}, targets)
+
+
+def measure_lengths(
+    model: nn.Module, layers: AttentionLayers, batches: Mapping[int, Batch], report: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Measures both variants side by side on a batch of each length. The attention has to be in its place.
+
+    Returns a row for each length and variant, with milliseconds and bytes of a forward pass and of a training pass.
+    """
+    device = next(model.parameters()).device
+    flags = {p: p.requires_grad for p in model.parameters()}
+    model.requires_grad_(True)
+    rows = []
+    for length, batch in batches.items():
+        report(f"measures {length:,} tokens")
+        builders = {name: partial(VariantPasses, model, layers, name, batch) for name in (BEFORE, AFTER)}
+        for name, found in measure_costs(builders, LOOKS, device).items():
+            row: dict[str, Any] = {"length": length, "batch": len(batch.targets), "variant": name}
+            row |= {"status": found.status, "reason": found.reason}
+            for kind, peak in found.peak_bytes.items():
+                row[f"{kind}_bytes"] = peak
+            for kind, seconds in found.seconds.items():
+                row[f"{kind}_ms"] = Timing.of(seconds).model_dump(exclude={"rounds"})
+            rows.append(row)
+    for parameter, flag in flags.items():
+        parameter.requires_grad_(flag)
+    return rows
+
+
+# ---------------------------------------------------------------------- decoding
+
+
+class _Decoder(Variant):
+    """Writes tokens one by one, from a position on."""
+
+    def __init__(self, model: nn.Module, layers: AttentionLayers, name: str, position: int) -> None:
+        super().__init__(model, layers, name)
+        batch = random_text(model, position).to(next(model.parameters()).device)
+        check_length(model, batch)
+        with torch.no_grad(), self.in_place() as whole:
+            found = whole(**batch.inputs, use_cache=True)
+        if found.past_key_values is None:
+            raise ValueError("it has no streaming form")
+        self.cache, self.token = found.past_key_values, found.logits[:, -1:].argmax(-1)
+
+    @torch.no_grad()
+    def write(self) -> None:
+        with self.in_place() as whole:
+            for _ in range(STEPS):
+                found = whole(input_ids=self.token, past_key_values=self.cache, use_cache=True)
+                self.cache, self.token = found.past_key_values, found.logits[:, -1:].argmax(-1)
+
+
+def measure_decoding(
+    model: nn.Module, layers: AttentionLayers, positions: Sequence[int], report: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Measures how many tokens a second both variants write after so many tokens, side by side."""
+    device, rows = next(model.parameters()).device, []
+    model.eval()
+    for position in positions:
+        report(f"measures decoding after {position:,} tokens")
+        work: dict[str, Callable[[], object]] = {}
+        for name in (BEFORE, AFTER):
+            try:
+                work[name] = _Decoder(model, layers, name, position).write
+            except ValueError as refusal:
+                rows.append({"position": position, "variant": name, "status": "refused", "reason": str(refusal)})
+        seconds = interleaved_seconds(work, list(LOOKS), synchronize=synchronizer(device))
+        for name, times in seconds.items():
+            speed = STEPS / (Timing.of(times).median / 1000)
+            rows.append({"position": position, "variant": name, "status": "done", "tokens_per_second": speed})
+    return rows

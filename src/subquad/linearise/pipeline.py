@@ -1,0 +1,167 @@
+"""From a model with attention to one without: the stages one after the other, each resumable, with scores between.
+
+out/
+  linearise.json            the options, to which an interrupted run must go on
+  scores/NAME.json          what the teacher, the bare swap and each stage reached, sample by sample
+  transfer/, finetune/      checkpoints and logs of the stages
+  layers.json               what replacing each layer alone costs, where some are kept
+  controls/                 the same for a model from scratch, and for the identity
+  model/                    the result
+  report.json, report.md    what was measured
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from subquad.files import read_metadata, write_metadata
+from subquad.linearise.batches import Batch, Batches, LaterBatches, Samples, TrainingBatches, thin_out
+from subquad.linearise.data import Data
+from subquad.linearise.finetune import FineTuning, Teacher, choose_parameters, copy_as_teacher, merge
+from subquad.linearise.hybrid import most_costly, replacement_losses
+from subquad.linearise.layers import AttentionLayers
+from subquad.linearise.objective import Score, evaluate, logits_of
+from subquad.linearise.options import LineariseOptions
+from subquad.linearise.stage import Plan, Stage
+from subquad.linearise.transfer import AttentionTransfer
+from subquad.processes import StopRequest
+from subquad.progress import Progress
+from subquad.train.rng import seed_all
+
+FORMAT = 1
+TEACHER, SWAPPED, TRANSFERRED, HYBRID, TUNED = "teacher", "swapped", "transfer", "hybrid", "finetune"
+"""The names of scores: before anything, after the bare swap, and after each step."""
+
+
+@dataclass
+class Stages:
+    """The stages of one model. `run` goes through them, and returns the model with its mixers.
+
+    scores: in the order of the work. kept: layers that keep attention because replacing them costs most.
+    layer_losses: in nats, of replacing each layer alone.
+    """
+
+    model: nn.Module
+    data: Data
+    options: LineariseOptions
+    out: Path
+    stop: StopRequest
+    progress: Progress
+    scores: dict[str, Score] = field(default_factory=dict)
+    kept: list[int] = field(default_factory=list)
+    layer_losses: dict[int, float] = field(default_factory=dict)
+    transfer_losses: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.valid: Samples = thin_out(self.data.valid, options.valid_samples)
+        self.batches: Batches = TrainingBatches(self.data.train, options.batch, options.seed)
+
+    def run(self) -> nn.Module:
+        options = self.options
+        self._score(TEACHER, self.model)
+        seed_all(options.seed)
+        self.layers = layers = AttentionLayers(self.model, options.mixer)
+        if options.keep:
+            most_costly(dict.fromkeys(layers.layers, 0.0), options.keep)  # refuses a wrong number before the work
+        with layers.replaced():
+            self._score(SWAPPED, self.model)
+        if options.transfer_updates and self._transfer():
+            with layers.replaced():
+                self._score(TRANSFERRED, self.model)
+        if options.keep:
+            self._choose_layers()
+            with layers.replaced():
+                self._score(HYBRID, self.model)
+        if options.tune == "none" or not options.tune_updates:
+            layers.install()
+            return self.model.eval()
+        self.model = self._finetune()
+        self._score(TUNED, self.model)
+        return self.model.eval()
+
+    def tokens(self) -> int:
+        """Returns how many positions the mixers and the model have learned from; images count as one."""
+        targets = self.batches[0].targets
+        return self.options.updates * (targets.numel() if targets.dim() > 1 else len(targets))
+
+    # ------------------------------------------------------------------ stages
+
+    def _transfer(self) -> bool:
+        """Returns whether there was something to learn."""
+        self.model.requires_grad_(False)
+        mixers = self.layers.replacements.requires_grad_(True)
+        if not any(True for _ in mixers.parameters()):
+            return False
+        transfer = AttentionTransfer(self.model, self.layers)
+        Stage(self.plan(TRANSFERRED), mixers, transfer, self.out / TRANSFERRED).fit(
+            self.batches, self.stop, self.progress
+        )
+        self.transfer_losses = transfer.losses
+        return True
+
+    def _choose_layers(self) -> None:
+        path = self.out / "layers.json"
+        if path.exists():
+            found = read_metadata(path, FORMAT, "losses of layers", ["losses"])["losses"]
+            self.layer_losses = {int(number): loss for number, loss in found.items()}
+        else:
+            self.layer_losses = replacement_losses(
+                self.model, self.layers, self.valid, self.options.batch, self.progress
+            )
+            write_metadata(path, {"format": FORMAT, "losses": self.layer_losses})
+        self.kept = most_costly(self.layer_losses, self.options.keep)
+        self.layers.drop(self.kept)
+
+    def _finetune(self) -> nn.Module:
+        options = self.options
+        teacher = None
+        if options.distill and options.tune == "all":
+            teacher = copy_as_teacher(self.model)
+        self.layers.install()
+        trained = choose_parameters(self.model, options.tune, options.rank)
+        if options.distill and options.tune == "lora":
+            teacher = self._teacher_in_place(trained)
+        learn = FineTuning(trained, options.distill, teacher)
+        # other batches than those of the transfer come next
+        batches = LaterBatches(self.batches, options.transfer_updates)
+        Stage(self.plan(TUNED), trained, learn, self.out / TUNED).fit(batches, self.stop, self.progress)
+        return merge(trained)
+
+    def _teacher_in_place(self, adapted: Any) -> Teacher:
+        """The teacher is the same model with its attention in place and without LoRA's matrices."""
+
+        def logits(batch: Batch) -> Tensor:
+            self.layers.take_out()
+            adapted.eval()
+            try:
+                with adapted.disable_adapter():
+                    return logits_of(adapted, batch)
+            finally:
+                adapted.train()
+                self.layers.install()
+
+        return logits
+
+    def plan(self, name: str) -> Plan:
+        options, transfer = self.options, name == TRANSFERRED
+        updates, rate = (
+            (options.transfer_updates, options.transfer_lr) if transfer else (options.tune_updates, options.tune_lr)
+        )
+        return Plan(name, updates, rate, options.seed + (0 if transfer else 1), options.save_every)
+
+    def _score(self, name: str, model: nn.Module) -> None:
+        """Evaluates the model, or reads what an earlier process evaluated."""
+        path = self.out / "scores" / f"{name}.json"
+        if path.exists():
+            self.scores[name] = Score.from_json(read_metadata(path, FORMAT, "score", ["losses"]))
+            return
+        report: Callable[[str], None] = lambda text: self.progress.update([name, f"evaluates {text}"])  # noqa: E731
+        self.scores[name] = score = evaluate(model, self.valid, self.options.batch, report)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_metadata(path, {"format": FORMAT, **score.to_json()})
+        first, measure = next(iter(score.measures().items()))
+        self.progress.note(f"{name}: {first} {measure.value:.4f}")

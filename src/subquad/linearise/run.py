@@ -1,0 +1,211 @@
+"""Linearises a model: stages, controls, measurements, the saved result and its report, in one folder."""
+
+import copy
+import io
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from subquad.environment import environment
+from subquad.files import read_metadata, write_metadata
+from subquad.linearise.batches import Batch
+from subquad.linearise.data import Data, read_data
+from subquad.linearise.estimate import Estimate, estimate
+from subquad.linearise.layers import KEPT
+from subquad.linearise.measure import measure_decoding, measure_lengths, random_text
+from subquad.linearise.models import Source, build_untrained, load_source
+from subquad.linearise.objective import Score
+from subquad.linearise.options import LineariseOptions
+from subquad.linearise.pipeline import FORMAT, TUNED, Stages
+from subquad.linearise.report import describe_scores, write_report
+from subquad.linearise.saving import save_model
+from subquad.processes import StopRequest, stop_requests
+from subquad.progress import Progress
+from subquad.train.rng import seed_all
+from subquad.train.run import differences, locked
+
+OPTIONS, MODEL, CONTROLS = "linearise.json", "model", "controls"
+FREE = ("lengths", "save_every", "controls")
+"""Options that may change when a run goes on: they change no weight of the result."""
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """A model whose attention was replaced. folder: with the saved model, the report and the checkpoints.
+
+    report: the content of report.json.
+    """
+
+    model: nn.Module
+    folder: Path
+    report: dict[str, Any]
+
+    def score(self, name: str = TUNED, metric: str | None = None) -> float:
+        """Returns what a step reached, such as "teacher", "swapped", "transfer" or "finetune"; by the main metric."""
+        for row in self.report["scores"]:
+            if row["name"] == name:
+                found: dict[str, Any] = row["metrics"]
+                return float(found[metric or next(iter(found))]["value"])
+        raise ValueError(f"there is no score {name!r}; there are {[row['name'] for row in self.report['scores']]}")
+
+
+class Linearisation:
+    """One model, its data and its options; `run` does the work, and goes on where it was interrupted."""
+
+    def __init__(
+        self,
+        model: str | Path | nn.Module,
+        options: LineariseOptions,
+        files: Sequence[str],
+        out: Path,
+        *,
+        valid: Sequence[str] = (),
+        tokenizer: Any = None,
+        processor: Any = None,
+        quiet: bool = False,
+    ) -> None:
+        self.given, self.options, self.out, self.quiet = model, options, out, quiet
+        self.source: Source = load_source(model, tokenizer, processor)
+        self.data: Data = read_data(
+            self.source.model,
+            files,
+            valid,
+            length=options.length,
+            tokenizer=self.source.tokenizer,
+            processor=self.source.processor,
+        )
+        self.settings = {"model": self.source.name, "files": list(files), "valid": list(valid)}
+
+    def estimate(self) -> Estimate:
+        """Estimates memory and time without keeping anything."""
+        return estimate(self._stages(self.source.model, self.options, self.out, StopRequest(), self._silent()))
+
+    def run(self) -> Linearised:
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.out))
+            self._check_options()
+            stop = stack.enter_context(stop_requests())
+            progress = stack.enter_context(self._silent() if self.quiet else Progress())
+            teacher = copy.deepcopy(self.source.model) if self._copies_teacher() else None
+            stages = self._stages(self.source.model, self.options, self.out, stop, progress)
+            model = stages.run()
+            scores = dict(stages.scores)
+            if self.options.controls:
+                scores |= self._controls(stages, teacher, stop, progress)
+            lengths, decoding = self._measure(stages, model, progress)
+            stages.layers.write_into_config()
+            save_model(model, self.source, self.out / MODEL)
+            content = self._report(stages, scores, lengths, decoding)
+            write_report(self.out, content)
+        return Linearised(model.eval(), self.out, content)
+
+    # ------------------------------------------------------------------ parts
+
+    def _stages(
+        self, model: nn.Module, options: LineariseOptions, out: Path, stop: StopRequest, progress: Progress
+    ) -> Stages:
+        return Stages(model, self.data, options, out, stop, progress)
+
+    def _silent(self) -> Progress:
+        return Progress(stream=io.StringIO(), live=False)
+
+    def _check_options(self) -> None:
+        """Refuses a folder in which another model or other options were used."""
+        now = {**self.settings, "options": self.options.model_dump(mode="json", exclude=set(FREE))}
+        path = self.out / OPTIONS
+        if path.exists():
+            before = read_metadata(path, FORMAT, "linearised model", ["options"])
+            if changed := differences({key: before.get(key) for key in now}, now):
+                raise ValueError(
+                    f"{self.out} was begun with other options ({', '.join(changed)} differ); give another --out"
+                )
+        write_metadata(path, {"format": FORMAT, **now})
+
+    def _copies_teacher(self) -> bool:
+        """Whether the identity's control needs a copy: a model from files can be loaded again."""
+        return self.options.controls and isinstance(self.given, nn.Module)
+
+    def _controls(
+        self, stages: Stages, teacher: nn.Module | None, stop: StopRequest, progress: Progress
+    ) -> dict[str, Score]:
+        """Trains what the result is compared with: the same model from scratch, and the identity as a mixer."""
+        options = self.options
+        scores: dict[str, Score] = {}
+        seed_all(options.seed)
+        untrained = build_untrained(self.source.model)
+        pattern = ",".join(stages.layers.mechanisms())
+        chosen = options.mixer.model_copy(update={"name": pattern}) if stages.kept else options.mixer
+        if untrained is not None and options.updates:
+            changes = {"mixer": chosen, "keep": 0, "transfer_updates": 0, "tune": "all", "distill": 0.0}
+            changes |= {"tune_updates": options.updates, "tune_lr": options.scratch_lr}
+            scores["scratch"] = self._control("scratch", untrained.to(_device(stages.model)), changes, stop, progress)
+        identity = ",".join(KEPT if name == KEPT else "identity" for name in stages.layers.mechanisms())
+        model = teacher if teacher is not None else load_source(self.given, self.source.tokenizer).model
+        changes = {"mixer": type(options.mixer)(name=identity), "keep": 0}
+        scores["identity"] = self._control("identity", model, changes, stop, progress)
+        return scores
+
+    def _control(
+        self, name: str, model: nn.Module, changes: dict[str, Any], stop: StopRequest, progress: Progress
+    ) -> Score:
+        progress.note(f"control: {name}")
+        options = self.options.model_copy(update=changes)
+        stages = self._stages(model, options, self.out / CONTROLS / name, stop, progress)
+        stages.run()
+        return list(stages.scores.values())[-1]
+
+    def _measure(
+        self, stages: Stages, model: nn.Module, progress: Progress
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Measures costs by length; images have only the length they have. The mixers are in place afterwards."""
+        if not self.options.lengths:
+            return [], []
+        batches: dict[int, Batch]
+        if self.data.kind == "images":
+            batches = {1: stages.valid.batch(range(min(self.options.batch, len(stages.valid))), 0)}
+        else:
+            batches = {length: random_text(model, length) for length in self.options.lengths}
+        stages.layers.take_out()
+        try:
+            rows = measure_lengths(model, stages.layers, batches, progress)
+            decoding = []
+            if self.data.kind == "causal":
+                decoding = measure_decoding(model, stages.layers, self.options.lengths, progress)
+        finally:
+            stages.layers.install()
+        return rows, decoding
+
+    def _report(
+        self,
+        stages: Stages,
+        scores: dict[str, Score],
+        lengths: list[dict[str, Any]],
+        decoding: list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "model": self.source.name,
+            "mechanism": self.options.mixer.name,
+            "options": self.options.model_dump(mode="json"),
+            "layers": stages.layers.mechanisms(),
+            "kept": stages.kept,
+            "layer_losses": stages.layer_losses,
+            "transfer_losses": stages.transfer_losses,
+            "data": self.data.description,
+            "unit": "images" if self.data.kind == "images" else "tokens",
+            "tokens": stages.tokens(),
+            "samples_evaluated": len(stages.valid),
+            "scores": describe_scores(scores),
+            "lengths": lengths,
+            "decoding": decoding,
+            "environment": environment(_device(stages.model)),
+        }
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

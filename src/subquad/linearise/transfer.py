@@ -1,0 +1,72 @@
+"""Attention transfer: every mixer learns to reproduce the output of the attention whose place it will take.
+
+Of a batch the teacher computes one forward pass, without gradients. At each attention layer the mixer gets the same
+inputs as the attention, and the gradient of
+
+    loss = sum_i |mixer(x)_i - attention(x)_i|^2 / sum_i |attention(x)_i|^2
+
+over the positions i that are no padding is computed on the spot. So all layers learn in one pass, each from the
+teacher's own activations, and only one layer's activations are in memory at a time. A loss of 1 is that of a mixer that
+returns zeros. Mixers are in eval mode: they learn to compute what they compute when they are used, without dropout.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subquad.linearise.batches import Batch
+from subquad.linearise.layers import AttentionLayer, AttentionLayers
+from subquad.linearise.objective import logits_of
+
+
+class AttentionTransfer:
+    """The gradients of all mixers from one pass of the teacher; `__call__` is the `Backward` of a stage."""
+
+    def __init__(self, model: nn.Module, layers: AttentionLayers) -> None:
+        self.model, self.layers = model, layers
+        self.losses: dict[int, float] = {}
+        """Those of the last batch by layer."""
+
+    def __call__(self, batch: Batch) -> dict[str, float]:
+        self.losses = {}
+        mask = batch.inputs.get("attention_mask")
+        mask = None if mask is None else mask.bool()
+        self.model.eval()
+        with torch.no_grad(), self._watched(mask):
+            logits_of(self.model, batch)
+        return {"transfer": sum(self.losses.values()) / len(self.losses)}
+
+    @contextmanager
+    def _watched(self, mask: Tensor | None) -> Iterator[None]:
+        handles = []
+        for layer in self.layers.layers.values():
+            layer.replacement.eval()
+            handles.append(layer.attention.register_forward_hook(self._hook(layer, mask), with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, layer: AttentionLayer, mask: Tensor | None) -> Any:
+        def learn(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+            target = layer.target(output)
+            with torch.enable_grad():
+                found = layer.replacement(*arguments, **options)
+                loss = relative_error(found[0] if isinstance(found, tuple) else found, target, mask)
+                if loss.requires_grad:
+                    loss.backward()
+            self.losses[layer.number] = float(loss.detach())
+
+        return learn
+
+
+def relative_error(y: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns |y - target|^2 / |target|^2, summed over (batch, time, channels). mask: (batch, time), True = keep."""
+    if mask is not None and mask.shape == y.shape[:2]:
+        y, target = y[mask], target[mask]
+    target = target.float()
+    return (y.float() - target).square().sum() / target.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
