@@ -2,7 +2,7 @@
 
 import gzip
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from subquad.data.images.inputs import Standardize, image_tensor
 from subquad.packages import require_torchvision
 
 VOCABULARY, LENGTH = 2048, 1024
-BATCH, TOKENS, RATE, WARMUP = 4, 6_000_000, 3e-3, 60
+BATCH, RATE, WARMUP = 4, 3e-3, 60
+CURVE, TRUNK, COOLDOWN, COOLDOWN_RATE = 1464, 900, 100, 1e-3
+"""Updates: the first TRUNK of a cosine over CURVE, and then COOLDOWN in which the rate falls to 0 in a straight line."""
+TOKENS = (TRUNK + COOLDOWN) * BATCH * LENGTH
 LLAMA: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 384,
@@ -51,16 +54,30 @@ def train_language_model(data: Path, out: Path) -> None:
     blocks = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **LLAMA))
-    updates = TOKENS // (BATCH * LENGTH)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.1)
-    for update, numbers in enumerate(_orders(len(blocks), BATCH, updates)):
-        rows = blocks[numbers]
-        loss = model(rows, labels=rows, use_cache=False).loss
-        _step(model, optimizer, loss, RATE * min(1, (update + 1) / WARMUP) * _cosine(update / updates))
-        if update % 20 == 0:
-            print(f"update {update} of {updates}: loss {float(loss.detach()):.4f}", flush=True)
+    trunk = out.with_name(f"{out.name}-trunk")
+    if trunk.exists():
+        model = transformers.LlamaForCausalLM.from_pretrained(trunk)
+    order = list(_orders(len(blocks), BATCH, CURVE))
+    if not trunk.exists():
+        rates = [RATE * min(1, (update + 1) / WARMUP) * _cosine(update / CURVE) for update in range(TRUNK)]
+        _train(model, blocks, order[:TRUNK], rates)
+        model.save_pretrained(trunk)
+    rates = [COOLDOWN_RATE * min((update + 1) / 10, 1 - update / COOLDOWN) for update in range(COOLDOWN)]
+    _train(model, blocks, order[TRUNK : TRUNK + COOLDOWN], rates)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def _train(model: Any, blocks: Tensor, order: Sequence[Tensor], rates: Sequence[float]) -> None:
+    """Makes an update of each batch, with a new optimiser."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.1)
+    model.train()
+    for update, (numbers, rate) in enumerate(zip(order, rates, strict=True)):
+        rows = blocks[numbers]
+        loss = model(rows, labels=rows, use_cache=False).loss
+        _step(model, optimizer, loss, rate)
+        if update % 20 == 0:
+            print(f"update {update} of {len(rates)}: loss {float(loss.detach()):.4f}", flush=True)
 
 
 def _train_tokenizer(data: Path) -> Any:
