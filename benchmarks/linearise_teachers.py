@@ -16,7 +16,7 @@ from subquad.packages import require_torchvision
 VOCABULARY, LENGTH = 2048, 1024
 BATCH, RATE, WARMUP = 4, 3e-3, 60
 CURVE, TRUNK, COOLDOWN, COOLDOWN_RATE = 1464, 900, 100, 1e-3
-"""Updates: the first TRUNK of a cosine over CURVE, and then COOLDOWN in which the rate falls to 0 in a straight line."""
+"""Updates: the first TRUNK of a cosine over CURVE, then COOLDOWN in which the rate falls to 0 in a straight line."""
 TOKENS = (TRUNK + COOLDOWN) * BATCH * LENGTH
 LLAMA: dict[str, Any] = {
     "hidden_size": 128,

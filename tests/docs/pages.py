@@ -34,6 +34,7 @@ from PIL import Image
 
 from subquad.cli.main import run
 from subquad.config import merge_options
+from subquad.packages import require_torchvision
 from subquad.recipes import names
 from subquad.train.recipe import Recipe, read_recipe
 
@@ -51,6 +52,9 @@ SHORT = {  # the last value of an option counts
     "demo": ["--updates", "51", "--seeds", "1"],
     "evaluate": [*DECODED, "--resamples", "10"],
     "generate": ["--tokens", "3"],
+    "linearise": [
+        *("--transfer-updates", "1", "--tune-updates", "1", "--batch", "2", "--length", "16", "--no-controls"),
+    ],
     "train": UPDATES,
     "translate": ["--max-len-a", "0", "--max-len-b", "5"],
 }
@@ -135,6 +139,8 @@ class Session:
         """The files that pages speak of: recipes, scripts, a reader's data, runs of other pages, other programs'."""
         from tests.docs.files import write_files  # it reads golden fixtures, which a copy of the tests may lack
 
+        if "from transformers" in text:
+            require_torchvision()  # transformers imports it, also where it was built for another torch
         for name in ("benchmarks", "tools"):
             (self.folder / name).symlink_to(ROOT / name)
         write_data(self.folder)
