@@ -54,7 +54,7 @@ docs: $(INSTALLED) ## Writes the generated parts of README.md, docs/ and the pac
 	$(BIN)/python -m tools.recipe_schema
 	$(BIN)/python -m tools.house_counts docs/architecture.md
 	$(BIN)/python docs/figures/draw.py
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m mkdocs build --strict
 
 bench: $(INSTALLED) ## Measures docs/performance.md, in half an hour on an idle machine. One part: ONLY="--only conv".
 	$(BIN)/python -m benchmarks.mechanisms $(ONLY) --json docs/performance.json --plot docs/performance.svg \

@@ -1,6 +1,8 @@
 """What tests of several folders use."""
 
+import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,3 +25,16 @@ def preloaded_programs() -> Iterator[None]:
     """Programs that the tests of a module start do not import torch anew."""
     with preloaded():
         yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium that is installed, driven by playwright."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if program is None:
+        pytest.skip("needs the browser Chromium: apt-get install chromium")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()

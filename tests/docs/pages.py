@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 TORCH_HOME = "torch-home"
 """The folder of that variable's name while a page is followed."""
 FENCE = re.compile(r'^(<!-- nightly -->\n)?```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
-LANGUAGES = {"python", "yaml", "toml", "sh", "text", ""}
+LANGUAGES = {"math", "python", "yaml", "toml", "sh", "text", ""}
 UPDATES = ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"]
 DECODED = ["decode.beam=1", "decode.max_len_a=0", "decode.max_len_b=5"]
 COSTS = ["--lengths", "16", "--tokens", "32", "--rounds", "1"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,38 @@ def test_the_site_needs_no_network(site: Path) -> None:
     for page in site.rglob("*.html"):
         fetched = re.findall(r'(?:src|<link[^>]*href)="(https?:[^"]*)"', page.read_text())
         assert not fetched, f"{page.name} fetches {fetched}"
+
+
+def test_equations_are_shown_and_pipes_are_pipes(site: Path) -> None:
+    for path in sorted((DOCS / "mechanisms").glob("*.md")):
+        fences = path.read_text().count("```math")
+        text = (site / "mechanisms" / f"{path.stem}.html").read_text()
+        assert text.count("<math ") == fences > 0, path.name
+        assert "<mi>&<" not in text, f"{path.name}: columns of an environment that is not known"
+        assert not re.search(r"<m\w+>\\", text), f"{path.name}: a command that is not known"
+    assert any("\\|" in path.read_text() for path in DOCS.glob("*.md"))
+    for page in site.rglob("*.html"):
+        assert not re.search(r"<code>[^<]*\\\|", page.read_text()), page.name
+
+
+def test_pages_fit_and_are_found_when_opened_from_a_folder(site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    for path in sorted(site.rglob("*.html")):
+        if path.name == "404.html":  # of a server
+            continue
+        page.goto(path.as_uri())
+        cut = "[...document.querySelectorAll('pre > code, .equation')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+        assert page.evaluate(f"{cut}.map(e => e.innerText)") == [], path.name
+    page.goto((site / "mechanisms" / "eva.html").as_uri())
+    page.wait_for_selector("iframe", state="attached")
+    page.click("[data-md-component=search-query]")
+    page.keyboard.type("landmarks", delay=20)
+    page.wait_for_selector(".md-search-result__link")
+    found = page.locator(".md-search-result__link").first.get_attribute("href")
+    assert found.startswith(site.as_uri())
+    assert all(url.startswith((site.as_uri(), "about:", "blob:", "data:")) for url in requests), requests
 
 
 def test_the_reference_shows_what_it_names(site: Path) -> None:
