@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from subquad.api import advise, compare, dry_run, evaluate, linearise, load_run, study, train
-    from subquad.interop.patching import load_swapped, swap
+    from subquad.interop.patching import load_swapped, register_attention, swap
     from subquad.run import Run
 
 __version__ = "0.1.0"
 __all__ = ["Run", "advise", "compare", "dry_run", "evaluate"]
-__all__ += ["linearise", "load_run", "load_swapped", "study", "swap", "train"]
+__all__ += ["linearise", "load_run", "load_swapped", "register_attention", "study", "swap", "train"]
 
 _LAZY = {
     "Run": "subquad.run",
@@ -21,6 +21,7 @@ _LAZY = {
     "dry_run": "subquad.api",
     "load_run": "subquad.api",
     "load_swapped": "subquad.interop.patching",
+    "register_attention": "subquad.interop.patching",
     "study": "subquad.api",
     "swap": "subquad.interop.patching",
 }

@@ -47,6 +47,21 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {"bart": ("BartForConditionalGeneration", ENCODER | BART)}
 
+BERT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+BERT |= {"intermediate_size": 32, "max_position_embeddings": 32, "pad_token_id": 1}
+GPT2 = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GPT2 |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+IMAGES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+IMAGES |= {"image_size": 8, "patch_size": 2, "num_channels": 1}
+REPLACED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", BERT),
+    "roberta": ("RobertaModel", BERT),
+    "vit": ("ViTModel", IMAGES),
+    "deit": ("DeiTModel", IMAGES),
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+}
+"""Models of whose layers a mixer takes the whole place."""
+
 
 def disturbed(model: nn.Module) -> Any:
     torch.manual_seed(1)

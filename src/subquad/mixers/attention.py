@@ -1,7 +1,7 @@
 """What the mechanisms built on queries, keys and values share: projections into heads and back."""
 
 import math
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,9 @@ class AttentionMixer(Mixer[AttentionConfigT]):
     keys and values as they are. What else the mechanism learns, such as EVA's maps of chunk means, it keeps.
     """
 
+    reads_past_queries: ClassVar[bool] = False
+    """Whether causal outputs depend on queries of earlier tokens, and not on their keys and values alone."""
+
     def __init__(self, config: AttentionConfigT | None = None, /, *, has_maps: bool = True, **options: Any) -> None:
         self.has_maps = has_maps
         super().__init__(config, **options)
@@ -71,7 +74,7 @@ class AttentionMixer(Mixer[AttentionConfigT]):
     @property
     def input_width(self) -> int:
         """Without maps the mixer reads [q | k | v]."""
-        return super().input_width if self.has_maps else 3 * self.inner
+        return self.config.dim if self.has_maps else 3 * self.inner
 
     def mix_heads(
         self,

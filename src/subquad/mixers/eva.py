@@ -64,8 +64,10 @@ class EVAConfig(WindowConfig):
         None, ge=1, description="tokens per chunk (per side on a grid), must divide the window in the decoder variant, "
         "where it defaults to the window"
     )  # fmt: skip
-    adaptive: Literal["norm", "linear", "none"] = Field(
-        "norm", description="maps Q and K of chunk means: linear and layer norm, linear only, or K alone with mu = 0"
+    adaptive: Literal["norm", "linear", "none", "identity"] = Field(
+        "norm",
+        description="maps Q and K of chunk means: linear and layer norm, linear only, or K alone with mu = 0; "
+        "identity: no maps, means as they are",
     )
     variant: Literal["encoder", "decoder"] | None = Field(
         None, description="which of the two equations; default: decoder when causal, else encoder"
@@ -153,6 +155,7 @@ class EVA(WindowMixer[EVAConfig]):
     capabilities = Capabilities(causal=True, cross=False, grid=True, state="window + chunk summaries", averages=True)
     tuned: ClassVar = {"window": Scale(0.5, 2), "chunk_size": Scale(0.5, 2), "landmarks": Scale(0.5, 2)}
     state_type = EVAState
+    reads_past_queries = True
     published: ClassVar = {
         "imagenet": {"window": 7, "landmarks": 49, "adaptive": "norm", "dims": 2, "relative": "table"},
         "wmt14": {"window": 16, "landmarks": 8, "adaptive": "linear", "relative": "t5", "overlap": True},
@@ -172,16 +175,22 @@ class EVA(WindowMixer[EVAConfig]):
         {"window": 4, "variant": "decoder", "chunk_size": 4},
         {"window": 3, "landmarks": 2, "adaptive": "none"},
         {"window": 4, "chunk_size": 2, "rotary": True},
+        {"window": 4, "chunk_size": 2, "adaptive": "identity"},
     )
 
     def setup(self) -> None:
         super().setup()
         config = self.config
-        norm = config.adaptive != "linear"
-        self.k_map = HeadMap(config.head_width, norm)
-        self.q_map = None if config.adaptive == "none" else HeadMap(config.head_width, norm)
+        self.k_map = self._map_of_means()
+        self.q_map = None if config.adaptive == "none" else self._map_of_means()
         self.max_step = config.chunking[0]
         self.reset_parameters()
+
+    def _map_of_means(self) -> nn.Module:
+        config = self.config
+        if config.adaptive == "identity":
+            return nn.Identity()
+        return HeadMap(config.head_width, norm=config.adaptive != "linear")
 
     @property
     def t5_heads_shared(self) -> bool:  # type: ignore[override]
