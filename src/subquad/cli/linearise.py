@@ -22,7 +22,11 @@ class Tune(StrEnum):
 
 def linearise(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="The folder of a model of transformers, or its name on the hub.")
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="The folder of a model of transformers, or its name on the hub; or the directory of a run.",
+        ),
     ],
     mixer: Annotated[
         str,
@@ -32,12 +36,12 @@ def linearise(
         ),
     ],
     data: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="A text file, a table or folder of labelled texts, a folder of images, or the name of a built-in set. "
-            "Give the option several times for several text files."
+            "Give the option several times for several text files. A run has data of its own."
         ),
-    ],
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The folder for the model, its report and checkpoints. What was begun there goes on."),
@@ -95,6 +99,7 @@ def linearise(
     subquad linearise bert-base-uncased --mixer local --data train.txt --tune lora --distill 1 --out runs/local
     subquad linearise gpt2 --mixer performer --keep 2 --data train.txt --lengths 1024,4096 --out runs/hybrid
     subquad linearise gpt2 --mixer 'eva*11,softmax' --data train.txt --dry-run
+    subquad linearise runs/softmax --mixer local --out runs/local
     """
     from subquad import api
 
@@ -116,14 +121,17 @@ def linearise(
         "controls": controls,
     }
     if dry_run:
-        _show(api.linearise_dry_run(model, mixer, data, **options))
+        _show(api.linearise_dry_run(model, mixer, data or (), **options))
         return
     if out is None:
         raise ValueError("say where the model goes, with --out FOLDER")
     with interruptible():
-        found = api.linearise(model, mixer, data, out=out, **options)
+        found = api.linearise(model, mixer, data or (), out=out, **options)
     print((found.folder / "report.md").read_text(encoding="utf-8"))
-    print(f"{found.folder / 'model'}: the model, for subquad.load_swapped; {found.folder / 'report.json'}: the report")
+    if (found.folder / "model").exists():
+        print(f"{found.folder / 'model'}: the model, for subquad.load_swapped")
+    elif (found.folder / "run").exists():
+        print(f"{found.folder / 'run'}: the model, as a run")
 
 
 def _show(found: "Estimate") -> None:

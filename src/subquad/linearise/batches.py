@@ -6,7 +6,7 @@ causal language model's targets are its inputs, one position later.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -122,9 +122,9 @@ class Images:
 
 
 class Batches(Protocol):
-    """The batch of every update."""
+    """The batch of every update: a `Batch`, or what else has a method `to`."""
 
-    def __getitem__(self, update: int, /) -> Batch: ...
+    def __getitem__(self, update: int, /) -> Any: ...
 
 
 class TrainingBatches:
@@ -155,7 +155,7 @@ class LaterBatches:
     batches: Batches
     first: int
 
-    def __getitem__(self, update: int) -> Batch:
+    def __getitem__(self, update: int) -> Any:
         return self.batches[self.first + update]
 
 

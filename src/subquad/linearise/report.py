@@ -67,9 +67,10 @@ def to_markdown(content: Mapping[str, Any]) -> str:
 
 
 def _trained(content: Mapping[str, Any]) -> str:
-    unit = "images" if content["unit"] == "images" else "tokens"
     tuned = {"all": "all weights", "lora": "mixers and LoRA's matrices", "none": "nothing"}[content["options"]["tune"]]
-    return f"Learned from {content['tokens']:,} {unit}; fine-tuned: {tuned}. Seed {content['options']['seed']}."
+    return (
+        f"Learned from {content['tokens']:,} {content['unit']}; fine-tuned: {tuned}. Seed {content['options']['seed']}."
+    )
 
 
 def _quality(rows: Sequence[Mapping[str, Any]]) -> list[str]:

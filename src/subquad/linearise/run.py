@@ -4,7 +4,6 @@ import copy
 import io
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 
 from subquad.environment import environment
-from subquad.files import read_metadata, write_metadata
 from subquad.linearise.batches import Batch
 from subquad.linearise.data import Data, read_data
 from subquad.linearise.estimate import Estimate, estimate
@@ -21,37 +19,16 @@ from subquad.linearise.measure import measure_decoding, measure_lengths, random_
 from subquad.linearise.models import Source, build_untrained, load_source
 from subquad.linearise.objective import Score
 from subquad.linearise.options import LineariseOptions
-from subquad.linearise.pipeline import FORMAT, TUNED, Stages
+from subquad.linearise.pipeline import FORMAT, Stages
 from subquad.linearise.report import describe_scores, write_report
+from subquad.linearise.results import OPTIONS, Linearised, check_options
 from subquad.linearise.saving import save_model
 from subquad.processes import StopRequest, stop_requests
 from subquad.progress import Progress
 from subquad.train.rng import seed_all
-from subquad.train.run import differences, locked
+from subquad.train.run import locked
 
-OPTIONS, MODEL, CONTROLS = "linearise.json", "model", "controls"
-FREE = ("lengths", "save_every", "controls")
-"""Options that may change when a run goes on: they change no weight of the result."""
-
-
-@dataclass(frozen=True)
-class Linearised:
-    """A model whose attention was replaced. folder: with the saved model, the report and the checkpoints.
-
-    report: the content of report.json.
-    """
-
-    model: nn.Module
-    folder: Path
-    report: dict[str, Any]
-
-    def score(self, name: str = TUNED, metric: str | None = None) -> float:
-        """Returns what a step reached, such as "teacher", "swapped", "transfer" or "finetune"; by the main metric."""
-        for row in self.report["scores"]:
-            if row["name"] == name:
-                found: dict[str, Any] = row["metrics"]
-                return float(found[metric or next(iter(found))]["value"])
-        raise ValueError(f"there is no score {name!r}; there are {[row['name'] for row in self.report['scores']]}")
+MODEL, CONTROLS = "model", "controls"
 
 
 class Linearisation:
@@ -88,7 +65,7 @@ class Linearisation:
     def run(self) -> Linearised:
         with ExitStack() as stack:
             stack.enter_context(locked(self.out))
-            self._check_options()
+            check_options(self.out / OPTIONS, self.settings, self.options)
             stop = stack.enter_context(stop_requests())
             progress = stack.enter_context(self._silent() if self.quiet else Progress())
             teacher = copy.deepcopy(self.source.model) if self._copies_teacher() else None
@@ -113,18 +90,6 @@ class Linearisation:
 
     def _silent(self) -> Progress:
         return Progress(stream=io.StringIO(), live=False)
-
-    def _check_options(self) -> None:
-        """Refuses a folder in which another model or other options were used."""
-        now = {**self.settings, "options": self.options.model_dump(mode="json", exclude=set(FREE))}
-        path = self.out / OPTIONS
-        if path.exists():
-            before = read_metadata(path, FORMAT, "linearised model", ["options"])
-            if changed := differences({key: before.get(key) for key in now}, now):
-                raise ValueError(
-                    f"{self.out} was begun with other options ({', '.join(changed)} differ); give another --out"
-                )
-        write_metadata(path, {"format": FORMAT, **now})
 
     def _copies_teacher(self) -> bool:
         """Whether the identity's control needs a copy: a model from files can be loaded again."""

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from subquad.linearise.batches import Batch, Batches
+from subquad.linearise.batches import Batches
 from subquad.processes import StopRequest
 from subquad.progress import Progress
 from subquad.train.checkpoint import (
@@ -38,7 +39,7 @@ WARMUP = 0.05
 """The share of a stage's updates in which the learning rate rises."""
 RETENTION = CheckpointRetention(keep_last=2, keep_best=0)
 
-Backward = Callable[[Batch], dict[str, float]]
+Backward = Callable[[Any], dict[str, float]]
 """Adds the gradients of a batch to the parameters, and returns the losses by name; the first is shown."""
 
 
@@ -96,7 +97,7 @@ class Stage:
         if stop:
             raise stop.error(f"{plan.name}: update {self.update:,} is kept, and the same command goes on from it")
 
-    def step(self, batch: Batch, rate: float) -> dict[str, float]:
+    def step(self, batch: Any, rate: float) -> dict[str, float]:
         """Makes one update, and returns its losses."""
         self.optimizer.zero_grad(set_to_none=True)
         losses = self.backward(batch)

@@ -259,7 +259,7 @@ class Adaptation:
     def of(cls, run: LoadedRun, task: Task) -> "Adaptation":
         valid = task.samples("valid", training=False)
         updates = min(UPDATES, max(1, int(TRAINING_SHARE * run.update)))
-        return cls(run, task, valid, _validated_batches(task, valid), updates)
+        return cls(run, task, valid, evaluated_batches(task, valid), updates)
 
     @property
     def rate(self) -> float:
@@ -314,7 +314,7 @@ class Adaptation:
                 yield samples.batch(numbers, batch_seed(SEED, epoch, place))
 
 
-def _validated_batches(task: Task, valid: Samples) -> list[Batch]:
+def evaluated_batches(task: Task, valid: Samples) -> list[Batch]:
     """Evenly spaced samples, at most MAX_SAMPLES of them and about MAX_TOKENS tokens."""
     sizes = np.maximum.reduce(valid.sizes)
     count = min(len(sizes), MAX_SAMPLES, max(1, int(MAX_TOKENS / sizes.mean())))
