@@ -217,7 +217,7 @@ def test_images_of_a_built_in_set(tmp_path: Path) -> None:
     found = subquad.linearise(model, "lara=landmarks=4", "digits", out=tmp_path / "out", quiet=True, **options)
     assert list(found.report["scores"][0]["metrics"]) == ["accuracy", "loss"]
     assert found.report["unit"] == "images"
-    assert len(found.report["lengths"]) == 2
+    assert [(row["length"], row["batch"]) for row in found.report["lengths"]] == [(17, 4), (17, 4)]
     assert found.report["decoding"] == []
 
 

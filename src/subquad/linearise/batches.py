@@ -4,7 +4,7 @@ Every task is the same here: a model turns inputs into logits (..., classes), an
 causal language model's targets are its inputs, one position later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -173,9 +173,3 @@ def thin_out(samples: Samples, most: int) -> Samples:
     if len(samples) <= most:
         return samples
     return Part(samples, np.unique(np.linspace(0, len(samples) - 1, most).astype(np.int64)))
-
-
-def count_tokens(batch: Batch) -> int:
-    """Returns how many positions the model reads in a batch; an image is one."""
-    ids: Mapping[str, Tensor] = batch.inputs
-    return ids["input_ids"].numel() if "input_ids" in ids else len(batch.targets)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from subquad.compare.measure.timing import peak_bytes
-from subquad.linearise.finetune import FineTuning, choose_parameters, copy_as_teacher, merge
+from subquad.linearise.finetune import merge
 from subquad.linearise.layers import AttentionLayers
 from subquad.linearise.pipeline import TRANSFERRED, TUNED, Stages
 from subquad.linearise.stage import Backward, Stage
-from subquad.linearise.transfer import AttentionTransfer
 from subquad.train.rng import seed_all
 
 
@@ -62,20 +61,13 @@ def estimate(stages: Stages) -> Estimate:
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     count = sum(p.numel() for p in model.parameters())
     seed_all(options.seed)
-    layers = AttentionLayers(model, options.mixer)
+    stages.layers = layers = AttentionLayers(model, options.mixer)
     found = []
-    if options.transfer_updates:
-        model.requires_grad_(False)
-        mixers = layers.replacements.requires_grad_(True)
-        if any(True for _ in mixers.parameters()):
-            learn = AttentionTransfer(model, layers)
-            found.append(_measure(stages, TRANSFERRED, options.transfer_updates, mixers, learn))
+    if options.transfer_updates and (prepared := stages.prepare_transfer()) is not None:
+        found.append(_measure(stages, TRANSFERRED, options.transfer_updates, *prepared))
     if options.tune != "none" and options.tune_updates:
-        teacher = copy_as_teacher(model) if options.distill else None
-        layers.install()
-        trained = choose_parameters(model, options.tune, options.rank)
-        learn_task = FineTuning(trained, options.distill, teacher)
-        found.append(_measure(stages, TUNED, options.tune_updates, trained, learn_task))
+        trained, learn = stages.prepare_tuning()
+        found.append(_measure(stages, TUNED, options.tune_updates, trained, learn))
         merge(trained)
         layers.take_out()
     for parameter, flag in flags.items():

@@ -5,7 +5,7 @@ weight outside of these layers, and no second copy of the model is needed.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -112,6 +112,20 @@ class AttentionLayers:
             known["layers"].append(number)
         for one in swaps:
             write_into_config(self.model, one)
+
+    def count_tokens(self, forward: Callable[[], object]) -> int:
+        """Returns how many tokens the first of these layers gets in a pass of the model."""
+        lengths: list[int] = []
+
+        def see(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            given = arguments[0] if arguments else options["hidden_states"]
+            lengths.append(given.shape[1])
+
+        first = next(iter(self.layers.values()))
+        handle = first.attention.register_forward_pre_hook(see, with_kwargs=True)
+        forward()
+        handle.remove()
+        return lengths[0]
 
     def mechanisms(self) -> list[str]:
         """Returns the mechanism of every layer that could be replaced."""

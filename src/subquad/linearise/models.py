@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from subquad.linearise.data import BYTES, kind_of
@@ -22,7 +23,7 @@ class Source:
 
 
 def load_source(given: str | Path | nn.Module, tokenizer: Any = None, processor: Any = None) -> Source:
-    """Loads a folder or a name of the Hugging Face hub, or takes a model that is loaded already.
+    """Loads a folder or a name of the Hugging Face hub, on the GPU if there is one, or takes a model that is loaded.
 
     tokenizer: of transformers, its folder, or "bytes"; by default the folder's own, or the bytes of a text where it has
     none. processor: of images, by default the folder's own.
@@ -40,7 +41,7 @@ def load_source(given: str | Path | nn.Module, tokenizer: Any = None, processor:
     kinds = [getattr(transformers, name, None) for name in config.architectures or []]
     if not kinds or kinds[0] is None:
         raise ValueError(f"the config of {place} names no class of transformers in `architectures`")
-    model = kinds[0].from_pretrained(place)
+    model = kinds[0].from_pretrained(place).to("cuda" if torch.cuda.is_available() else "cpu")
     if kind_of(model) == "images":
         return Source(model, place, None, processor or _auto("AutoImageProcessor", place))
     if isinstance(tokenizer, str) and tokenizer != BYTES:

@@ -90,16 +90,22 @@ class Stages:
 
     # ------------------------------------------------------------------ stages
 
-    def _transfer(self) -> bool:
-        """Returns whether there was something to learn."""
+    def prepare_transfer(self) -> tuple[nn.ModuleDict, AttentionTransfer] | None:
+        """Returns what the transfer trains, and its gradients; None if the mixers have nothing to learn."""
         self.model.requires_grad_(False)
         mixers = self.layers.replacements.requires_grad_(True)
         if not any(True for _ in mixers.parameters()):
+            return None
+        return mixers, AttentionTransfer(self.model, self.layers)
+
+    def _transfer(self) -> bool:
+        """Returns whether there was something to learn."""
+        prepared = self.prepare_transfer()
+        if prepared is None:
             return False
-        transfer = AttentionTransfer(self.model, self.layers)
-        Stage(self.plan(TRANSFERRED), mixers, transfer, self.out / TRANSFERRED).fit(
-            self.batches, self.stop, self.progress
-        )
+        mixers, transfer = prepared
+        stage = Stage(self.plan(TRANSFERRED), mixers, transfer, self.out / TRANSFERRED)
+        stage.fit(self.batches, self.stop, self.progress)
         self.transfer_losses = transfer.losses
         return True
 
@@ -116,18 +122,19 @@ class Stages:
         self.kept = most_costly(self.layer_losses, self.options.keep)
         self.layers.drop(self.kept)
 
-    def _finetune(self) -> nn.Module:
+    def prepare_tuning(self) -> tuple[nn.Module, FineTuning]:
+        """Puts the mixers in, and returns what fine-tuning trains, and its gradients."""
         options = self.options
-        teacher = None
-        if options.distill and options.tune == "all":
-            teacher = copy_as_teacher(self.model)
+        teacher = copy_as_teacher(self.model) if options.distill and options.tune == "all" else None
         self.layers.install()
         trained = choose_parameters(self.model, options.tune, options.rank)
         if options.distill and options.tune == "lora":
             teacher = self._teacher_in_place(trained)
-        learn = FineTuning(trained, options.distill, teacher)
-        # other batches than those of the transfer come next
-        batches = LaterBatches(self.batches, options.transfer_updates)
+        return trained, FineTuning(trained, options.distill, teacher)
+
+    def _finetune(self) -> nn.Module:
+        trained, learn = self.prepare_tuning()
+        batches = LaterBatches(self.batches, self.options.transfer_updates)  # others than those of the transfer
         Stage(self.plan(TUNED), trained, learn, self.out / TUNED).fit(batches, self.stop, self.progress)
         return merge(trained)
 

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from subquad.environment import environment
-from subquad.linearise.batches import Batch
 from subquad.linearise.data import Data, read_data
 from subquad.linearise.estimate import Estimate, estimate
 from subquad.linearise.layers import KEPT
 from subquad.linearise.measure import measure_decoding, measure_lengths, random_text
 from subquad.linearise.models import Source, build_untrained, load_source
-from subquad.linearise.objective import Score
+from subquad.linearise.objective import Score, logits_of
 from subquad.linearise.options import LineariseOptions
 from subquad.linearise.pipeline import FORMAT, Stages
 from subquad.linearise.report import describe_scores, write_report
@@ -130,13 +129,13 @@ class Linearisation:
         """Measures costs by length; images have only the length they have. The mixers are in place afterwards."""
         if not self.options.lengths:
             return [], []
-        batches: dict[int, Batch]
-        if self.data.kind == "images":
-            batches = {1: stages.valid.batch(range(min(self.options.batch, len(stages.valid))), 0)}
-        else:
-            batches = {length: random_text(model, length) for length in self.options.lengths}
         stages.layers.take_out()
         try:
+            if self.data.kind == "images":
+                images = stages.valid.batch(range(min(self.options.batch, len(stages.valid))), 0).to(_device(model))
+                batches = {stages.layers.count_tokens(lambda: logits_of(model, images)): images}
+            else:
+                batches = {length: random_text(model, length) for length in self.options.lengths}
             rows = measure_lengths(model, stages.layers, batches, progress)
             decoding = []
             if self.data.kind == "causal":
