@@ -52,6 +52,7 @@ docs: $(INSTALLED) ## Writes the generated parts of README.md, docs/ and the pac
 	$(BIN)/python -m tools.docs
 	$(BIN)/python -m tools.recipe_index
 	$(BIN)/python -m tools.recipe_schema
+	$(BIN)/python -m tools.swap_table docs/interop.md
 	$(BIN)/python -m tools.house_counts docs/architecture.md
 	$(BIN)/python docs/figures/draw.py
 	$(BIN)/python -m mkdocs build --strict

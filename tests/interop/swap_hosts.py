@@ -61,6 +61,17 @@ REPLACED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
 }
 """Models of whose layers a mixer takes the whole place."""
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": VOCABULARY}
+T5 |= {"pad_token_id": 0, "decoder_start_token_id": 0}
+SWIN: dict[str, Any] = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2]}
+SWIN |= {"window_size": 4, "num_channels": 1}
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2, capped logits": ("Gemma2ForCausalLM", DECODER | {"layer_types": FULL}),
+    "t5": ("T5EncoderModel", T5),
+    "swin": ("SwinModel", SWIN),
+}
+"""Models whose attention is more than queries, keys and values."""
+HOSTS = DECODERS | ENCODERS | TRANSLATORS | REPLACED | REFUSED
 
 
 def disturbed(model: nn.Module) -> Any:
@@ -82,6 +93,29 @@ def tokens_and_mask(side: str = "left", rows: int = 2) -> tuple[Tensor, Tensor]:
     mask = torch.ones(rows, LENGTH, dtype=torch.long)
     mask[-1, slice(None, 4) if side == "left" else slice(-4, None)] = 0
     return tokens, mask
+
+
+def inputs(host: str) -> dict[str, Tensor]:
+    """Something for the model of that name to read."""
+    if "image_size" in HOSTS[host][1]:
+        size = HOSTS[host][1]["image_size"]
+        return {"pixel_values": torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))}
+    tokens, mask = tokens_and_mask("right")
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def timm_vit() -> Any:
+    sizes = {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 4}
+    return disturbed(timm.create_model("vit_tiny_patch16_224", **sizes, num_classes=10))
+
+
+def timm_swin() -> Any:
+    return timm.create_model("swin_tiny_patch4_window7_224", embed_dim=8, depths=(1,), num_heads=(2,))
+
+
+def torch_encoder(**options: Any) -> Any:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, **{"batch_first": True} | options)
+    return disturbed(nn.TransformerEncoder(layer, 2, enable_nested_tensor=bool(options.get("batch_first", True))))
 
 
 def mixers(model: nn.Module) -> list[Any]:

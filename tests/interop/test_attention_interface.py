@@ -17,6 +17,7 @@ from tests.interop.swap_hosts import (
     ENCODER,
     ENCODERS,
     MODERNBERT,
+    REFUSED,
     REPLACED,
     TRANSLATORS,
     tiny,
@@ -156,12 +157,11 @@ def test_what_a_mechanism_cannot_do_for_a_model_is_refused() -> None:
     packed = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]).expand(2, -1)
     with pytest.raises(ValueError, match="only masks of padding and the causal order"):
         llama(tokens, position_ids=packed, use_cache=False)
-    gemma = tiny("Gemma2ForCausalLM", DECODER | {"layer_types": ["full_attention"] * 2})
+    gemma = tiny(*REFUSED["gemma2, capped logits"])
     gemma.set_attn_implementation("subquad_local")
     with pytest.raises(ValueError, match="caps its logits"):
         gemma(tokens)
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 40}
-    t5 = tiny("T5EncoderModel", sizes)
+    t5 = tiny(*REFUSED["t5"])
     t5.set_attn_implementation("subquad_local")
     with pytest.raises(ValueError, match="biases"):
         t5(tokens)

@@ -14,12 +14,13 @@ from tests.interop.swap_hosts import (
     ENCODERS,
     LENGTH,
     MODERNBERT,
+    REFUSED,
     TRANSLATORS,
-    disturbed,
     mixers,
-    timm,
+    timm_swin,
     tiny,
     tokens_and_mask,
+    torch_encoder,
 )
 
 BOTH_WAYS = [name for name in available() if mixer_class(name).capabilities.bidirectional]
@@ -96,23 +97,14 @@ def test_both_sides_of_a_translator_are_swapped_and_cross_attention_stays(host: 
 
 
 def test_t5_and_swin_are_refused_with_the_reason() -> None:
-    sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 40}
     with pytest.raises(ValueError, match="positions in the logits"):
-        subquad.swap(tiny("T5Model", sizes), "local")
-    sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4}
-    with pytest.raises(ValueError, match="windows of a few patches already"):
-        subquad.swap(tiny("SwinModel", sizes), "local")
-    model = timm.create_model("swin_tiny_patch4_window7_224", embed_dim=8, depths=(1,), num_heads=(2,))
-    with pytest.raises(ValueError, match="windows of a few patches already"):
-        subquad.swap(model, "local")
+        subquad.swap(tiny(*REFUSED["t5"]), "local")
+    for model in (tiny(*REFUSED["swin"]), timm_swin()):
+        with pytest.raises(ValueError, match="windows of a few patches already"):
+            subquad.swap(model, "local")
 
 
 # ---------------------------------------------------------------------- torch
-
-
-def torch_encoder(**options: Any) -> Any:
-    layer = nn.TransformerEncoderLayer(16, 4, 32, **{"batch_first": True} | options)
-    return disturbed(nn.TransformerEncoder(layer, 2, enable_nested_tensor=bool(options.get("batch_first", True))))
 
 
 def encode(model: Any, x: Tensor, batch_first: bool = True, **options: Any) -> Tensor:

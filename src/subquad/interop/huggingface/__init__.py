@@ -32,6 +32,9 @@ from subquad.interop.huggingface.saving import save_huggingface  # noqa: E402
 from subquad.interop.huggingface.sequence_classification import SubquadForSequenceClassification  # noqa: E402
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM  # noqa: E402
 from subquad.interop.huggingface.tokenizer import SubquadPieces, SubquadTokenizer  # noqa: E402
+from subquad.interop.patching import register_attention  # noqa: E402
+
+register_attention()
 
 AutoConfig.register(SubquadConfig.model_type, SubquadConfig)
 AutoModelForCausalLM.register(SubquadConfig, SubquadForCausalLM)

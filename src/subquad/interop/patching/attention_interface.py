@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.interop.patching.host import mask_to_padding
+from subquad.interop.patching.host import mask_to_padding, require_transformers
 from subquad.kernels import tracing
 from subquad.mixers import mixer_class
 from subquad.mixers.attention import AttentionMixer
-from subquad.packages import require, require_torchvision
 
 PREFIX = "subquad_"
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -33,6 +32,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """The options with which mechanisms have no weights, for those that `register_attention()` names after them."""
 OF_THE_MODEL = ("dim", "heads", "head_dim", "causal", "rotary", "qkv_bias", "out_projection", "out_bias", "dropout")
+MORE_THAN_HEADS = {
+    "softcap": "caps its logits",
+    "s_aux": "has a learned logit that takes weight from all tokens",
+    "position_bias": "adds biases of positions to its logits",
+}
+"""Arguments of attention functions for what no mechanism here does, and what that is."""
 SEED = 0
 """Of random features, so that a model computes the same in every process."""
 
@@ -43,7 +48,7 @@ def register_attention(name: str | None = None, mixer: str | None = None, **opti
     options: those of the mechanism. Without arguments: all mechanisms of `DEFAULTS`, as subquad_local,
     subquad_performer and so on.
     """
-    transformers = require("transformers", "an attention implementation", "hf")
+    transformers = require_transformers("an attention implementation")
     if name is None:
         if mixer is not None or options:
             raise ValueError("a mechanism with options needs a name, such as 'subquad_local_128'")
@@ -53,7 +58,6 @@ def register_attention(name: str | None = None, mixer: str | None = None, **opti
     known = transformers.AttentionInterface._global_mapping.get(name)
     if name == "eager" or not (known is None or isinstance(known, InterfaceAttention)):
         raise ValueError(f"{name!r} is an attention implementation of transformers; choose another name")
-    require_torchvision()
     transformers.AttentionInterface.register(name, InterfaceAttention(name, mixer, options))
     transformers.AttentionMaskInterface.register(name, hand_over_padding)
     return [name]
@@ -81,11 +85,7 @@ class InterfaceAttention:
         **extra: Any,
     ) -> tuple[Tensor, None]:
         """query (batch, heads, time, d), key and value (batch, heads or fewer, time', d) -> (batch, time, heads, d)."""
-        for argument, what in {
-            "softcap": "caps its logits",
-            "s_aux": "has sinks",
-            "position_bias": "biases them",
-        }.items():
+        for argument, what in MORE_THAN_HEADS.items():
             if extra.get(argument) is not None:
                 raise ValueError(f"{self.name} cannot be the attention of {type(module).__name__}, which {what}")
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)

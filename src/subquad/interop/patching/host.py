@@ -1,5 +1,6 @@
 """The description of an attention layer of another library's model, and the module that replaces it."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from subquad.kernels import tracing
 from subquad.mixers import Mixer
+from subquad.packages import require, require_torchvision
 
 ATTENTION_NAME = "subquad_swap"
 """What transformers calls the attention of swapped layers."""
@@ -62,6 +64,13 @@ Adapter = Callable[[nn.Module, Sequence[nn.Module]], Host]
 """Describes a layer, given also the modules that contain it, the whole model first. It may raise Refusal."""
 
 
+def require_transformers(purpose: str) -> Any:
+    """The package transformers, also beside a torchvision whose compiled part does not load."""
+    if importlib.util.find_spec("torchvision") is not None:
+        require_torchvision()
+    return require("transformers", purpose, "hf")
+
+
 def linear_tensors(name: str, layer: nn.Module, path: str) -> dict[str, Tensor]:
     """Returns weight and bias of the linear map at `path`, as `name`.weight and `name`.bias."""
     found: Any = getattr(layer, path, None)
@@ -98,7 +107,9 @@ def mask_to_padding(mask: Tensor | None, batch: int, time: int, causal: bool) ->
     elif mask.dim() == 2:
         tokens = mask != 0
     else:
-        raise ValueError(f"a swapped layer needs a mask of 2 or 4 dimensions, got {tuple(mask.shape)}")
+        raise ValueError(
+            f"a mixer in the place of attention needs a mask of 2 or 4 dimensions, got {tuple(mask.shape)}"
+        )
     return tokens[:, -time:].logical_not().expand(batch, -1)
 
 
@@ -113,9 +124,10 @@ def _check_mask(mask: Tensor, allowed: Tensor, tokens: Tensor, causal: bool) -> 
     if not torch.equal(allowed, expected.expand_as(allowed)):
         order = " and the causal order" if causal else ""
         raise ValueError(
-            f"a swapped layer can follow only masks of padding{order}, but this mask says more. Undo the swap"
+            f"a mixer in the place of attention can follow only masks of padding{order}, but this mask says more"
         )
     if mask.dtype != torch.bool and not (allowed | (mask <= MASKED_LOGIT)).all():
         raise ValueError(
-            "a swapped layer cannot add biases to its logits, but the mask has other numbers than 0 and -inf"
+            "a mixer in the place of attention cannot add biases to its logits, but the mask has other numbers than 0 "
+            "and -inf"
         )

@@ -18,8 +18,7 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from subquad.interop.patching.host import ATTENTION_NAME, SwappedAttention
-from subquad.packages import require, require_torchvision
+from subquad.interop.patching.host import ATTENTION_NAME, SwappedAttention, require_transformers
 
 SWAPS, IMPLEMENTATION = "subquad_swap", "attn_implementation"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -51,8 +50,7 @@ def load_swapped(folder: str | Path, **options: Any) -> Any:
     """
     from subquad.interop.patching.swap import swap
 
-    transformers = require("transformers", "a swapped model", "hf")
-    require_torchvision()
+    transformers = require_transformers("a swapped model")
     folder = Path(folder)
     config = transformers.AutoConfig.from_pretrained(folder)
     swaps = getattr(config, SWAPS, None)
