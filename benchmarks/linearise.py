@@ -23,7 +23,7 @@ from tools.markdown import fill_between, markdown_table
 TEXT_CASES: dict[str, dict[str, Any]] = {
     "local": {"mixer": "local=window=64"},
     "eva": {"mixer": "eva=window=64"},
-    "performer": {"mixer": "performer"},
+    "performer": {"mixer": "performer=projection=learnable"},
     "hybrid": {"mixer": "local=window=64", "keep": 1},
 }
 TEXT_BUDGET: dict[str, Any] = {
@@ -42,7 +42,7 @@ IMAGE_CASES: dict[str, dict[str, Any]] = {
     "local": {"mixer": "local=window=8"},
     "eva": {"mixer": "eva=window=8"},
     "lara": {"mixer": "lara=landmarks=8"},
-    "performer": {"mixer": "performer"},
+    "performer": {"mixer": "performer=projection=learnable"},
 }
 IMAGE_BUDGET: dict[str, Any] = {
     "transfer_updates": 80,

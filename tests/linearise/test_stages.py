@@ -80,6 +80,14 @@ def test_the_result_has_mixers_where_they_belong_and_no_trace_of_training(host: 
     assert evaluate(model, stages.valid, 4).to_json() == last.to_json()
 
 
+def test_a_transfer_that_makes_a_layer_worse_is_not_used(tmp_path: Path) -> None:
+    """So large a learning rate spoils every layer: after the transfer the model is what the bare swap made of it."""
+    stages = stages_for("gpt2", tmp_path / "out", transfer_lr=1e3, tune="none")
+    stages.run()
+    assert all(after > before for before, after in stages.transfer_errors.values())
+    assert stages.scores["transfer"].to_json() == stages.scores["swapped"].to_json()
+
+
 def test_layers_that_cost_most_keep_their_attention(tmp_path: Path) -> None:
     stages = stages_for("llama", tmp_path / "out", "identity", keep=1, transfer_updates=0, tune="none")
     stages.run()

@@ -10,6 +10,7 @@ out/
   report.json, report.md    what was measured
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ from subquad.progress import Progress
 from subquad.train.rng import seed_all
 
 FORMAT = 1
+ERROR_SAMPLES = 32
+"""How many samples the errors of the transfer are measured on at most."""
 TEACHER, SWAPPED, TRANSFERRED, HYBRID, TUNED = "teacher", "swapped", "transfer", "hybrid", "finetune"
 """The names of scores: before anything, after the bare swap, and after each step."""
 
@@ -41,7 +44,8 @@ class Stages:
     """The stages of one model. `run` goes through them, and returns the model with its mixers.
 
     scores: in the order of the work. kept: layers that keep attention because replacing them costs most.
-    layer_losses: in nats, of replacing each layer alone.
+    layer_losses: in nats, of replacing each layer alone. transfer_errors: of each layer's output, before and after the
+    transfer, on samples that are evaluated on; a layer whose error grew goes on with the weights from before.
     """
 
     model: nn.Module
@@ -53,7 +57,7 @@ class Stages:
     scores: dict[str, Score] = field(default_factory=dict)
     kept: list[int] = field(default_factory=list)
     layer_losses: dict[int, float] = field(default_factory=dict)
-    transfer_losses: dict[int, float] = field(default_factory=dict)
+    transfer_errors: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
@@ -104,9 +108,17 @@ class Stages:
         if prepared is None:
             return False
         mixers, transfer = prepared
+        samples, size = thin_out(self.valid, ERROR_SAMPLES), self.options.batch
+        begun = {number: copy.deepcopy(layer.replacement.state_dict()) for number, layer in self.layers.layers.items()}
+        before = transfer.errors(samples, size)
         stage = Stage(self.plan(TRANSFERRED), mixers, transfer, self.out / TRANSFERRED)
         stage.fit(self.batches, self.stop, self.progress)
-        self.transfer_losses = transfer.losses
+        after = transfer.errors(samples, size)
+        for number, state in begun.items():
+            if not after[number] <= before[number]:
+                self.layers.layers[number].replacement.load_state_dict(state)
+                self.progress.note(f"layer {number}: the transfer made its error larger; it begins anew")
+        self.transfer_errors = {number: (before[number], after[number]) for number in before}
         return True
 
     def _choose_layers(self) -> None:

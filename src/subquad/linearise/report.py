@@ -53,6 +53,18 @@ def to_markdown(content: Mapping[str, Any]) -> str:
     lines = [f"# {content['model']}: {content['mechanism']} in place of attention", ""]
     lines += [f"Layers: {layers}. Data: {content['data']}. {_trained(content)}", ""]
     lines += _quality(content["scores"])
+    if content["transfer_errors"]:
+        lines += [
+            "",
+            "## Attention transfer",
+            "",
+            "The error of a layer's output, over the size of the attention's:",
+            "",
+        ]
+        lines += ["| layer | before | after |", "| --- | --- | --- |"]
+        for number, (before, after) in content["transfer_errors"].items():
+            worse = "" if after <= before else ", not used"
+            lines.append(f"| {number} | {before:.4f} | {after:.4f}{worse} |")
     if content["layer_losses"]:
         lines += ["", "## Each layer replaced alone", "", "| layer | loss in nats | |", "| --- | --- | --- |"]
         kept = set(content["kept"])

@@ -159,7 +159,7 @@ class Linearisation:
             "layers": stages.layers.mechanisms(),
             "kept": stages.kept,
             "layer_losses": stages.layer_losses,
-            "transfer_losses": stages.transfer_losses,
+            "transfer_errors": stages.transfer_errors,
             "data": self.data.description,
             "unit": "images" if self.data.kind == "images" else "tokens",
             "tokens": stages.tokens(),

@@ -219,7 +219,7 @@ class RunLinearisation:
             "layers": _mechanisms(student).split(", "),
             "kept": [],
             "layer_losses": {},
-            "transfer_losses": {},
+            "transfer_errors": {},
             "data": "the run's own",
             "unit": "updates",
             "tokens": self.options.updates,

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.linearise.batches import Batch
+from subquad.linearise.batches import Batch, Samples
 from subquad.linearise.layers import AttentionLayer, AttentionLayers
-from subquad.linearise.objective import logits_of
+from subquad.linearise.objective import SEED, logits_of
 
 
 class AttentionTransfer:
@@ -27,41 +27,58 @@ class AttentionTransfer:
 
     def __init__(self, model: nn.Module, layers: AttentionLayers) -> None:
         self.model, self.layers = model, layers
-        self.losses: dict[int, float] = {}
-        """Those of the last batch by layer."""
 
     def __call__(self, batch: Batch) -> dict[str, float]:
-        self.losses = {}
+        losses = self._compare(batch, learn=True)
+        return {"transfer": sum(losses.values()) / len(losses)}
+
+    def errors(self, samples: Samples, size: int) -> dict[int, float]:
+        """Returns the mean loss of every layer on samples, `size` at a time."""
+        device = next(self.model.parameters()).device
+        sums = dict.fromkeys(self.layers.layers, 0.0)
+        for start in range(0, len(samples), size):
+            numbers = range(start, min(start + size, len(samples)))
+            found = self._compare(samples.batch(numbers, SEED).to(device), learn=False)
+            sums = {number: total + len(numbers) * found[number] for number, total in sums.items()}
+        return {number: total / len(samples) for number, total in sums.items()}
+
+    def _compare(self, batch: Batch, learn: bool) -> dict[int, float]:
+        """Returns the loss of every layer on a batch. learn: whether gradients are added to the mixers' parameters."""
+        losses: dict[int, float] = {}
         mask = batch.inputs.get("attention_mask")
         mask = None if mask is None else mask.bool()
         self.model.eval()
-        with torch.no_grad(), self._watched(mask):
+        with torch.no_grad(), self._watched(losses, mask, learn):
             logits_of(self.model, batch)
-        return {"transfer": sum(self.losses.values()) / len(self.losses)}
+        return losses
 
     @contextmanager
-    def _watched(self, mask: Tensor | None) -> Iterator[None]:
+    def _watched(self, losses: dict[int, float], mask: Tensor | None, learn: bool) -> Iterator[None]:
         handles = []
         for layer in self.layers.layers.values():
             layer.replacement.eval()
-            handles.append(layer.attention.register_forward_hook(self._hook(layer, mask), with_kwargs=True))
+            hook = _comparison(layer, losses, mask, learn)
+            handles.append(layer.attention.register_forward_hook(hook, with_kwargs=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, layer: AttentionLayer, mask: Tensor | None) -> Any:
-        def learn(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-            target = layer.target(output)
-            with torch.enable_grad():
-                found = layer.replacement(*arguments, **options)
-                loss = relative_error(found[0] if isinstance(found, tuple) else found, target, mask)
-                if loss.requires_grad:
-                    loss.backward()
-            self.losses[layer.number] = float(loss.detach())
 
-        return learn
+def _comparison(layer: AttentionLayer, losses: dict[int, float], mask: Tensor | None, learn: bool) -> Any:
+    """A hook of the attention that calls the replacement with the same inputs."""
+
+    def compare(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+        target = layer.target(output)
+        with torch.set_grad_enabled(learn):
+            found = layer.replacement(*arguments, **options)
+            loss = relative_error(found[0] if isinstance(found, tuple) else found, target, mask)
+            if loss.requires_grad:
+                loss.backward()
+        losses[layer.number] = float(loss.detach())
+
+    return compare
 
 
 def relative_error(y: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
