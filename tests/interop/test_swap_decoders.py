@@ -149,7 +149,7 @@ def test_what_a_decoder_cannot_have_is_refused(mechanism: str, options: dict[str
         subquad.swap(llama(), mechanism, **options)
 
 
-def test_packed_sequences_are_refused_and_the_direction_cannot_change() -> None:
+def test_packed_sequences_static_caches_and_another_direction_are_refused() -> None:
     model = llama()
     subquad.swap(model, "local", window=4)
     tokens, _ = tokens_and_mask()
@@ -158,3 +158,5 @@ def test_packed_sequences_are_refused_and_the_direction_cannot_change() -> None:
         model(tokens, position_ids=packed, use_cache=False)
     with pytest.raises(ValueError, match="is_causal=False"):
         model(tokens, is_causal=False)
+    with pytest.raises(ValueError, match="a cache that grows"):
+        generate(model, cache_implementation="static")

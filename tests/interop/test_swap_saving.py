@@ -47,6 +47,16 @@ def test_a_swapped_model_is_loaded_as_it_was_saved(host: str, tmp_path: Path) ->
         outputs(transformers.AutoModel.from_pretrained(tmp_path))
 
 
+def test_the_trainer_saves_a_swapped_model(tmp_path: Path) -> None:
+    model = tiny(*HOSTS["llama"])
+    subquad.swap(model, "eva", window=4, chunk_size=2)
+    settings = {"max_steps": 2, "save_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    rows = [{"input_ids": row, "labels": row} for row in tokens_and_mask()[0]]
+    trainer = transformers.Trainer(model, transformers.TrainingArguments(tmp_path, **settings), train_dataset=rows)
+    trainer.train()
+    assert torch.equal(outputs(subquad.load_swapped(tmp_path / "checkpoint-2")), outputs(model.eval()))
+
+
 def test_undo_makes_the_config_what_it_was(tmp_path: Path) -> None:
     model = tiny(*HOSTS["bert"])
     model.save_pretrained(tmp_path)  # which adds to the config itself

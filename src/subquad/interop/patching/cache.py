@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from subquad.mixers import Mixer, State
 
@@ -79,6 +79,8 @@ def state_layer(cache: Any, number: int) -> StateLayer:
     while len(cache.layers) <= number:
         cache.layers.append(cache.layer_class_to_replicate())
     found = cache.layers[number]
+    if isinstance(found, StaticLayer):
+        raise ValueError("a swapped layer needs a cache that grows with the text; leave out cache_implementation")
     if not isinstance(found, StateLayer):
         if found.get_seq_length() > 0:
             raise ValueError(f"layer {number} of the cache was filled before the layer was swapped; use a fresh cache")
