@@ -33,6 +33,8 @@ def test_generated_parts_are_current(name) -> None:
 
 def test_write_docs_writes_both_files(tmp_path) -> None:
     shutil.copytree(ROOT / "docs/migrating", tmp_path / "docs/migrating")
+    for name in ("docs/index.md", "docs/performance.json"):
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     write_docs(tmp_path)
     text = (tmp_path / "README.md").read_text()
