@@ -55,7 +55,7 @@ def _weight(module: nn.Module) -> Tensor | None:
     """Returns the weights of a module that has a fast version, or None."""
     if type(module) is nn.Linear:
         return module.weight
-    return module.table if type(module) is WordHead else None
+    return module.weight if type(module) is WordHead else None
 
 
 class FastLinear(nn.Linear):

@@ -72,6 +72,11 @@ class AttentionMixer(Mixer[AttentionConfigT]):
             self.out = nn.Identity()
 
     @property
+    def has_adapter(self) -> bool:
+        """Whether a module such as LoRA's took the place of the map, whose weight is then a part of what it computes."""
+        return self.has_maps and not isinstance(self.qkv, nn.Linear)
+
+    @property
     def input_width(self) -> int:
         """Without maps the mixer reads [q | k | v]."""
         return self.config.dim if self.has_maps else 3 * self.inner
@@ -145,11 +150,13 @@ class AttentionMixer(Mixer[AttentionConfigT]):
     def project_part(self, x: Tensor, first: int, last: int) -> list[Tensor]:
         """Some of q (0), k (1), v (2): parts first .. last - 1, each (batch, heads, time, d)."""
         rows = slice(first * self.inner, last * self.inner)
-        if self.has_maps:
+        if not self.has_maps:
+            flat = x[..., rows]
+        elif self.has_adapter:
+            flat = self.qkv(x)[..., rows]
+        else:
             bias = self.qkv.bias[rows] if self.qkv.bias is not None else None
             flat = F.linear(x, self.qkv.weight[rows], bias)
-        else:
-            flat = x[..., rows]
         parts = flat.unflatten(-1, (last - first, self.config.heads, -1)).unbind(2)
         return [part.transpose(1, 2) for part in parts]
 

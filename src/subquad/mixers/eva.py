@@ -242,8 +242,9 @@ class EVA(WindowMixer[EVAConfig]):
     def _chunk_size(self, padded_shape: tuple[int, ...], lengths: Tensor | None) -> int | Tensor | None:
         """Tokens of a chunk, where chunks of a sequence lie side by side: one number, or (batch,) one for each row."""
         config = self.config
-        # what is turned by positions has means of its own
-        if len(padded_shape) == 2 or config.rotary or (config.overlap and not config.is_decoder):
+        # what is turned by positions has means of its own, and so has what an adapter adds
+        other_means = config.rotary or self.has_adapter
+        if len(padded_shape) == 2 or other_means or (config.overlap and not config.is_decoder):
             return None
         size, landmarks = config.chunking
         if landmarks is None:

@@ -183,6 +183,8 @@ class LearnedFourier(FeatureMap):
     def values(self, t: Tensor, matrix: Tensor | None) -> Tensor:  # noqa: ARG002
         p = t @ self.frequencies.to(t.dtype).transpose(-1, -2)
         waves = torch.cat([p.cos(), p.sin()], -1) * t.shape[-1] ** -0.5
+        if not isinstance(self.linear, nn.Linear):  # an adapter took its place, such as LoRA's
+            return self.linear(waves.to(self.linear.weight.dtype)).to(t.dtype).relu()
         return F.linear(waves, self.linear.weight.to(t.dtype), self.linear.bias.to(t.dtype)).relu()
 
 

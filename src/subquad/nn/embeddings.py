@@ -107,10 +107,18 @@ class TokenEmbedding(nn.Module):
         del self.tokens
         self.shared = [other.tokens]
 
+    @property
+    def table(self) -> AdaptiveEmbedding | nn.Embedding:
+        """The token table: its own, or that of the embedding with which it shares one."""
+        return self.shared[0] if self.shared else self.tokens
+
     def forward(self, tokens: Tensor, padding: Tensor | Padding | None = None, start: Tensor | None = None) -> Tensor:
-        """padding: (batch, time) bool, True = ignore. start: (batch,) the number of earlier tokens of each row."""
+        """padding: (batch, time) bool, True = ignore. start: (batch,) the number of earlier tokens of each row.
+
+        tokens: ids (batch, time), or floats (batch, time, dim) that take the place of what the table gives.
+        """
         padding = padding_tensor(padding)
-        x = (self.shared[0] if self.shared else self.tokens)(tokens)
+        x = tokens if tokens.is_floating_point() else self.table(tokens)
         if self.config.scale:
             x = x * self.dim**0.5
         if self.positions is not None:

@@ -31,18 +31,20 @@ class WordHead(nn.Module):
     def __init__(self, dim: int, vocab: int, bias: bool = False, tied: nn.Embedding | None = None) -> None:
         super().__init__()
         self.tied = [tied] if tied is not None else []  # in a list: the embedding's owner registers it, we do not
-        self.weight = nn.Parameter(torch.empty(vocab, dim)) if tied is None else None
+        if tied is None:
+            self.register_parameter("weight", nn.Parameter(nn.init.normal_(torch.empty(vocab, dim), std=dim**-0.5)))
         self.bias = nn.Parameter(torch.zeros(vocab)) if bias else None
-        if self.weight is not None:
-            nn.init.normal_(self.weight, std=dim**-0.5)
 
     @property
-    def table(self) -> Tensor:
-        """The weights (vocab, dim): its own, or those of the embedding."""
-        return self.weight if self.weight is not None else self.tied[0].weight
+    def weight(self) -> Tensor:
+        """The weights (vocab, dim): its own, which is the parameter of this name, or those of the embedding."""
+        own = self.tied[0].weight if self.tied else self._parameters.get("weight")
+        if own is None:
+            raise AttributeError("the head has no weight yet")  # as torch expects of a name that it registers
+        return own
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.table, self.bias)
+        return F.linear(features, self.weight, self.bias)
 
     def nll(self, features: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(self(features).float(), target, reduction="none")

@@ -77,7 +77,7 @@ def word_loss(
         features, target = features.index_select(0, index), target.index_select(0, index)
     if isinstance(head, AdaptiveHead):
         return _adaptive_loss(head, features, target, words, smoothing)
-    total, nll = linear_cross_entropy(features, head.table, head.bias, target, pad=pad, smoothing=smoothing)
+    total, nll = linear_cross_entropy(features, head.weight, head.bias, target, pad=pad, smoothing=smoothing)
     return LossOutput(total, {"nll": nll.detach()}, _count(target, pad) if index is None else len(index))
 
 

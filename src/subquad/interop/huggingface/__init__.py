@@ -3,6 +3,8 @@
     import subquad.interop.huggingface
     model = AutoModelForCausalLM.from_pretrained("exported")
 
+Without the import, `from_pretrained("exported", trust_remote_code=True)` finds them too (see remote_code.py).
+
 `subquad export RUN --to huggingface` (`save_huggingface` here) writes such a folder. Only this folder of subquad needs
 transformers, which `pip install 'subquad[hf]'` installs.
 """
@@ -20,6 +22,7 @@ from transformers import (  # noqa: E402
     AutoImageProcessor,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -28,6 +31,7 @@ from transformers import (  # noqa: E402
 from subquad.interop.huggingface.cache import SubquadCache  # noqa: E402
 from subquad.interop.huggingface.config import SubquadConfig  # noqa: E402
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor  # noqa: E402
+from subquad.interop.huggingface.masked import SubquadForMaskedLM  # noqa: E402
 from subquad.interop.huggingface.saving import save_huggingface  # noqa: E402
 from subquad.interop.huggingface.sequence_classification import SubquadForSequenceClassification  # noqa: E402
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM  # noqa: E402
@@ -40,6 +44,7 @@ AutoConfig.register(SubquadConfig.model_type, SubquadConfig)
 AutoModelForCausalLM.register(SubquadConfig, SubquadForCausalLM)
 AutoModelForSeq2SeqLM.register(SubquadConfig, SubquadForSeq2SeqLM)
 AutoModelForImageClassification.register(SubquadConfig, SubquadForImageClassification)
+AutoModelForMaskedLM.register(SubquadConfig, SubquadForMaskedLM)
 AutoModelForSequenceClassification.register(SubquadConfig, SubquadForSequenceClassification)
 AutoTokenizer.register(SubquadConfig, slow_tokenizer_class=SubquadTokenizer)
 AutoTokenizer.register(SubquadConfig, fast_tokenizer_class=SubquadPieces, exist_ok=True)
@@ -50,6 +55,7 @@ __all__ = [
     "SubquadConfig",
     "SubquadForCausalLM",
     "SubquadForImageClassification",
+    "SubquadForMaskedLM",
     "SubquadForSeq2SeqLM",
     "SubquadForSequenceClassification",
     "SubquadImageProcessor",

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from subquad.interop.export.card import CARD, model_card
-from subquad.interop.huggingface.cache import SubquadCache
 from subquad.interop.huggingface.config import SubquadConfig
+from subquad.interop.huggingface.remote_code import InstalledClass, write_stub
 from subquad.mixers import Mixer
 from subquad.models import Model, build_from_config
 from subquad.nn.stack import Stack
 from subquad.packages import require
-from subquad.tasks.losses import LossOutput
+from subquad.tasks.losses import LossOutput, class_loss
 
 IGNORED = -100
 """The label of positions without a target, as in all of transformers."""
@@ -30,8 +30,8 @@ SAVED_AGAIN = "\n*The model was loaded and saved again. This card was written be
 AnyOutput = TypeVar("AnyOutput", bound=ModelOutput)
 
 
-class SubquadModel(PreTrainedModel):
-    """The base class of the three models."""
+class SubquadModel(InstalledClass, PreTrainedModel):
+    """The base class of all models."""
 
     config_class = SubquadConfig
     config: SubquadConfig
@@ -49,6 +49,13 @@ class SubquadModel(PreTrainedModel):
         kind = config.subquad.get("kind")
         if kind not in self.kinds:
             raise ValueError(f"{type(self).__name__} holds models of kind {' or '.join(self.kinds)}, not {kind}")
+        if config.tie_word_embeddings != config.ties_head:
+            raise ValueError(
+                f"tie_word_embeddings cannot become {config.tie_word_embeddings}: the model was trained with "
+                f"model.head.tied={str(config.ties_head).lower()}"
+            )
+        if "num_classes" in config.subquad:  # another number may have been given as num_labels or id2label
+            config.subquad = {**config.subquad, "num_classes": config.num_labels}
         self.model: Model = build_from_config(config.subquad)
         self.post_init()
 
@@ -59,6 +66,7 @@ class SubquadModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *inputs: Any, **options: Any) -> Any:
         """Loads a model as the base class does, but restores the constants of mixers and refuses missing weights.
 
+        With ignore_mismatched_sizes, weights of another size are new, as in a model that is trained from the start.
         Only safetensors are read: the base class would take a pickle (pytorch_model.bin) if there is nothing else.
         """
         if options.get("use_safetensors") is False:
@@ -71,12 +79,14 @@ class SubquadModel(PreTrainedModel):
         if missing := sorted(info["missing_keys"]):
             raise ValueError(f"{pretrained_model_name_or_path} has no weights for {', '.join(missing[:10])}")
         restore_constants(model)
+        restore_mismatched(model, {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]})
         if pretrained_model_name_or_path is not None:
             model.card = load_card(str(pretrained_model_name_or_path), options)
         return found if with_info else model
 
     def save_pretrained(self, save_directory: Any, *inputs: Any, **options: Any) -> Any:
-        """Saves the model as the base class does, and adds a model card unless the folder has one."""
+        """Saves the model as the base class does, with what lets transformers find our classes, and adds a model card
+        unless the folder has one."""
         if options.get("push_to_hub"):
             raise ValueError("save_pretrained cannot push the model's own card; call push_to_hub(NAME) instead")
         folder = Path(save_directory)
@@ -87,6 +97,7 @@ class SubquadModel(PreTrainedModel):
             else:
                 text = model_card(self.model, self.usage, library="transformers")
             (folder / CARD).write_text(text, encoding="utf-8")
+        write_stub(folder)
         return super().save_pretrained(save_directory, *inputs, **options)
 
     def push_to_hub(  # type: ignore[override]  # it names its options, but the base class accepts any
@@ -137,6 +148,27 @@ class SubquadModel(PreTrainedModel):
             total = total + self.config.aux_weight * loss.count * aux.float().mean()
         return total / (items if items is not None else max(1, loss.count))
 
+    def class_loss(
+        self, logits: Tensor, labels: Tensor | None, aux: Tensor | None, items: Tensor | int | None
+    ) -> Tensor | None:
+        """Returns the mean loss of classes. labels: (batch,) class numbers, or (batch, classes) probabilities."""
+        if labels is None:
+            return None
+        if self.config.problem_type not in (None, "single_label_classification"):
+            raise ValueError(f"the loss of problem_type={self.config.problem_type!r} is not that of classes here")
+        return self.mean_loss(class_loss(logits, labels), aux, items)
+
+    def records_hidden_states(self, asked: bool | None) -> bool:
+        """Whether an output has hidden states. asked: what the caller says of it, where the config is the default."""
+        return bool(self.config.output_hidden_states if asked is None else asked)
+
+    def build_output(
+        self, kind: type[AnyOutput], return_dict: bool | None, **values: Any
+    ) -> AnyOutput | tuple[Any, ...]:
+        """Returns an output object of transformers, or its values as a tuple if return_dict is False."""
+        output = kind(**values)
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
 
 def load_card(name: str, options: Mapping[str, Any]) -> str | None:
     """Returns the card of a model's folder or hub repository, or None if there is none or it cannot be reached.
@@ -167,24 +199,9 @@ def restore_constants(model: nn.Module) -> None:
                 value.copy_(fresh[name])
 
 
-def mask_to_padding(mask: Tensor | None, time: int) -> Tensor | None:
-    """Returns the padding (batch, time) of the last positions of an attention mask, or None if there is no padding."""
-    if mask is None:
-        return None
-    padding = mask[:, -time:] == 0
-    return padding if bool(padding.any()) else None
-
-
-def choose_cache(cache: Any, use_cache: bool | None) -> SubquadCache | None:
-    """Returns the given cache, a new one, or None if the model reads the whole sequence and keeps nothing."""
-    if cache is None:
-        return SubquadCache() if use_cache else None
-    if not isinstance(cache, SubquadCache):
-        raise ValueError(f"past_key_values is a {type(cache).__name__}, but this model needs a SubquadCache")
-    return cache
-
-
-def build_output(kind: type[AnyOutput], return_dict: bool | None, **values: Any) -> AnyOutput | tuple[Any, ...]:
-    """Returns an output object of transformers, or its values as a tuple if return_dict is False."""
-    output = kind(**values)
-    return output if return_dict is not False else output.to_tuple()
+def restore_mismatched(model: SubquadModel, names: set[str]) -> None:
+    """Gives weights of these names the values of a new model; loading leaves them undefined."""
+    if names:
+        fresh = build_from_config(model.config.subquad).state_dict()
+        for name in names:
+            model.get_parameter(name).data.copy_(fresh[name.removeprefix("model.")])

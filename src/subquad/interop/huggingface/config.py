@@ -5,8 +5,10 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from subquad.interop.huggingface.remote_code import InstalledClass, model_auto_map
 
-class SubquadConfig(PretrainedConfig):
+
+class SubquadConfig(InstalledClass, PretrainedConfig):
     """The config of a model of any kind. `subquad` is our config (see `subquad.models.build_from_config`)."""
 
     model_type = "subquad"
@@ -26,13 +28,22 @@ class SubquadConfig(PretrainedConfig):
         self.aux_weight = aux_weight
         self.pad_token_id, self.bos_token_id, self.eos_token_id = pad_token_id, bos_token_id, eos_token_id
         self.decoder_start_token_id = decoder_start_token_id
-        common["is_encoder_decoder"] = self.subquad.get("kind") == "encoder-decoder"
-        common["tie_word_embeddings"] = False  # our models tie weights themselves, and store them once
+        kind = self.subquad.get("kind")
+        common["is_encoder_decoder"] = kind == "encoder-decoder"
+        common["tie_word_embeddings"] = self.ties_head  # our models tie weights themselves, and store them once
+        common["auto_map"] = model_auto_map(kind)
+        if "num_classes" in self.subquad and not common.get("id2label"):
+            common.setdefault("num_labels", self.subquad["num_classes"])
         super().__init__(**common)
 
     @property
+    def ties_head(self) -> bool:
+        """Whether the head predicts tokens with the weights of their embedding."""
+        return bool(self.subquad.get("head", {}).get("tied", False))
+
+    @property
     def vocab_size(self) -> int | None:
-        """The size of the vocabulary that the model predicts, or None if it predicts classes."""
+        """The size of the vocabulary that the model predicts, or reads if it predicts classes. Images have none."""
         return self.subquad.get("target_vocab", self.subquad.get("vocab"))
 
     @property
@@ -40,3 +51,17 @@ class SubquadConfig(PretrainedConfig):
         """The width of the head's input, which is the width of the last stage in a pyramid."""
         stages = self.subquad.get("stages")
         return stages[-1]["dim"] if stages else self.subquad.get("dim")
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The number of blocks of the decoder or, without one, of the encoder or all stages."""
+        return sum(stack["layers"] for stack in self._stacks())
+
+    @property
+    def num_attention_heads(self) -> int | None:
+        stacks = self._stacks()
+        return stacks[-1]["heads"] if stacks else None
+
+    def _stacks(self) -> list[Mapping[str, Any]]:
+        one = self.subquad.get("decoder", self.subquad.get("encoder"))
+        return [one] if one is not None else list(self.subquad.get("stages", ()))

@@ -13,10 +13,12 @@ from subquad.interop.export.files import copy_inputs
 from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.config import SubquadConfig
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor
+from subquad.interop.huggingface.masked import SubquadForMaskedLM
 from subquad.interop.huggingface.sequence_classification import SubquadForSequenceClassification
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadGenerator
 from subquad.interop.huggingface.tokenizer import convert_tokenizer
 from subquad.models import Model, TextClassifier
+from subquad.tasks.masked_language_model import beginning
 from subquad.tasks.text_classification import WITH_EOS, TextClassificationData, max_tokens
 from subquad.train.run import RECIPE, LoadedRun
 
@@ -29,6 +31,7 @@ WRAPPERS: tuple[type[SubquadModel], ...] = (
     SubquadForSeq2SeqLM,
     SubquadForImageClassification,
     SubquadForSequenceClassification,
+    SubquadForMaskedLM,
 )
 
 
@@ -39,6 +42,7 @@ def save_huggingface(run: LoadedRun, out: Path) -> None:
         SubquadForCausalLM: _save_language_model,
         SubquadForImageClassification: _save_image_classifier,
         SubquadForSequenceClassification: _save_text_classifier,
+        SubquadForMaskedLM: _save_masked_language_model,
     }[_wrapper_class(run.model)]
     with new_folder(out) as folder:
         wrapped = save(run, folder)
@@ -67,9 +71,7 @@ def _wrapper_class(model: Model) -> type[SubquadModel]:
     for one in WRAPPERS:
         if model.config.kind in one.kinds:
             return one
-    raise ValueError(
-        f"models of kind {model.config.kind} cannot be exported to Hugging Face's format; use --to onnx or --to torch"
-    )
+    raise AssertionError(f"no class holds models of kind {model.config.kind}")
 
 
 # ---------------------------------------------------------------------- tasks
@@ -101,6 +103,17 @@ def _save_language_model(run: LoadedRun, out: Path) -> SubquadModel:
     wrapped = wrap(run.model, pad_token_id=words.pad, eos_token_id=words.eos, bos_token_id=words.eos)
     assert isinstance(wrapped, SubquadForCausalLM)
     convert_tokenizer(words, "before", max_text_length(wrapped.model)).save_pretrained(out)
+    return wrapped
+
+
+def _save_masked_language_model(run: LoadedRun, out: Path) -> SubquadModel:
+    words = run.tokenizer("text")
+    special = {"pad_token_id": words.pad, "bos_token_id": beginning(words), "eos_token_id": words.eos}
+    wrapped = wrap(run.model, **special)
+    assert isinstance(wrapped, SubquadForMaskedLM)
+    tokenizer = convert_tokenizer(words, "around", max_text_length(wrapped.model))
+    assert tokenizer.mask_token_id == wrapped.model.config.mask
+    tokenizer.save_pretrained(out)
     return wrapped
 
 

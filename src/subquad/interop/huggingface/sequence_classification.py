@@ -2,36 +2,37 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from subquad.interop.huggingface.base import SubquadModel, build_output, mask_to_padding
-from subquad.interop.huggingface.text import embedding_table
+from subquad.interop.huggingface.hidden_states import record_hidden_states
+from subquad.interop.huggingface.inputs import check_positions, mask_to_padding, tokens_or_vectors
+from subquad.interop.huggingface.text_model import SubquadTextModel
 from subquad.models import TextClassifier
-from subquad.tasks.losses import class_loss
 
 
-class SubquadForSequenceClassification(SubquadModel):
+class SubquadForSequenceClassification(SubquadTextModel):
     """tokens (batch, time) -> logits (batch, classes). A text begins after `eos`."""
 
-    main_input_name = "input_ids"
     kinds = ("text-classifier",)
     model: TextClassifier
     usage = """```python
-import subquad.interop.huggingface  # makes the model known
 from transformers import pipeline
 
-pipeline("text-classification", "FOLDER")("A text", truncation=True)
+# trust_remote_code=True is not needed after `import subquad.interop.huggingface`
+pipe = pipeline("text-classification", "FOLDER", trust_remote_code=True)
+print(pipe("A text", truncation=True))
 ```"""
-
-    def get_input_embeddings(self) -> nn.Module:
-        return embedding_table(self.model.embedding)
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        output_attentions: bool | None = None,  # noqa: ARG002 - no mechanism gives any
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> SequenceClassifierOutput | tuple[Any, ...]:
@@ -39,7 +40,15 @@ pipeline("text-classification", "FOLDER")("A text", truncation=True)
 
         labels: (batch,) class numbers, or (batch, classes) probabilities.
         """
-        padding = mask_to_padding(attention_mask, input_ids.shape[1])
-        logits, _, aux = self.model(input_ids, padding=padding)
-        loss = self.mean_loss(class_loss(logits, labels), aux, num_items_in_batch) if labels is not None else None
-        return build_output(SequenceClassifierOutput, return_dict, loss=loss, logits=logits)
+        tokens = tokens_or_vectors(input_ids, inputs_embeds)
+        padding = mask_to_padding(attention_mask, tokens.shape[1])
+        check_positions(position_ids, None, padding, None, tokens)
+        with record_hidden_states(self.model, self.records_hidden_states(output_hidden_states)) as hidden:
+            logits, _, aux = self.model(tokens, padding=padding)
+        return self.build_output(
+            SequenceClassifierOutput,
+            return_dict,
+            loss=self.class_loss(logits, labels, aux, num_items_in_batch),
+            logits=logits,
+            hidden_states=hidden.get(self.model.encoder),
+        )

@@ -7,19 +7,20 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
-from subquad.interop.huggingface.base import IGNORED, SubquadModel, build_output, choose_cache, mask_to_padding
+from subquad.interop.huggingface.base import IGNORED
 from subquad.interop.huggingface.cache import SubquadCache
+from subquad.interop.huggingface.hidden_states import HiddenStates, record_hidden_states
+from subquad.interop.huggingface.inputs import check_positions, choose_cache, mask_to_padding, tokens_or_vectors
+from subquad.interop.huggingface.text_model import SubquadTextModel
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.models.base import mean_aux
 from subquad.nn.block import Block
-from subquad.nn.embeddings import TokenEmbedding
 from subquad.tasks.losses import logit_loss
 
 
-class SubquadGenerator(SubquadModel, GenerationMixin):
+class SubquadGenerator(SubquadTextModel, GenerationMixin):
     """A model that generates text. It reads token by token if all mechanisms of its decoder can stream."""
 
-    main_input_name = "input_ids"
     model: LanguageModel | Seq2Seq
 
     @property
@@ -39,6 +40,14 @@ class SubquadGenerator(SubquadModel, GenerationMixin):
         base: Any = super()
         return base.generate(*inputs, **options)
 
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *inputs: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Prepares a call as the base class does, without positions, which the model counts by itself."""
+        base: Any = super()
+        prepared = base.prepare_inputs_for_generation(input_ids, *inputs, inputs_embeds=inputs_embeds, **kwargs)
+        return {name: value for name, value in prepared.items() if name != "position_ids"}
+
 
 class SubquadForCausalLM(SubquadGenerator):
     """tokens (batch, time) -> logits of the next token (batch, time, vocabulary). A text begins after `eos`."""
@@ -46,46 +55,58 @@ class SubquadForCausalLM(SubquadGenerator):
     kinds = ("language-model",)
     model: LanguageModel
     usage = """```python
-import subquad.interop.huggingface  # makes the model known
 from transformers import pipeline
 
-pipeline("text-generation", "FOLDER")("A text", max_new_tokens=50)
+# trust_remote_code=True is not needed after `import subquad.interop.huggingface`
+pipe = pipeline("text-generation", "FOLDER", trust_remote_code=True)
+print(pipe("A text", max_new_tokens=50))
 ```"""
-
-    def get_input_embeddings(self) -> nn.Module:
-        return embedding_table(self.model.embedding)
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: SubquadCache | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        output_attentions: bool | None = None,  # noqa: ARG002 - no mechanism gives any
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        cache_position: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """attention_mask: 1 for tokens and 0 for padding, which may be anywhere. Masks of earlier calls may come first.
 
         labels: the same as input_ids, with -100 where nothing is learned. logits_to_keep: how many of the last
-        positions get logits; with 0 all positions do.
+        positions get logits, or a tensor of the positions that do; with 0 all do.
         """
-        time = input_ids.shape[1]
+        tokens = tokens_or_vectors(input_ids, inputs_embeds)
+        batch, time = tokens.shape[:2]
+        padding = mask_to_padding(attention_mask, time)
         cache = choose_cache(past_key_values, use_cache)
+        check_positions(position_ids, cache_position, padding, cache, tokens)
         if cache is not None and cache.state is None:
-            cache.state = self.model.init_state(input_ids.shape[0], input_ids.device)
-        x, state, aux = self.model.features(
-            input_ids, mask_to_padding(attention_mask, time), cache.state if cache is not None else None
-        )
+            cache.state = self.model.init_state(batch, tokens.device)
+        with record_hidden_states(self.model, self.records_hidden_states(output_hidden_states)) as hidden:
+            x, state, aux = self.model.features(tokens, padding, cache.state if cache is not None else None)
         if cache is not None:
             cache.advance(state, time)
-        logits = self.model.head(x[:, -logits_to_keep:])
+        logits = self.model.head(x[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else x[:, logits_to_keep])
         loss = None
         if labels is not None:
             found = logit_loss(logits[:, :-1], labels[:, 1:], pad=IGNORED)
             loss = self.mean_loss(found, mean_aux(aux), num_items_in_batch)
-        return build_output(CausalLMOutputWithPast, return_dict, loss=loss, logits=logits, past_key_values=cache)
+        return self.build_output(
+            CausalLMOutputWithPast,
+            return_dict,
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            hidden_states=hidden.get(self.model.decoder),
+        )
 
 
 class SubquadForSeq2SeqLM(SubquadGenerator):
@@ -95,23 +116,34 @@ class SubquadForSeq2SeqLM(SubquadGenerator):
     """
 
     kinds = ("encoder-decoder",)
+    input_embedding = "source"
     model: Seq2Seq
     usage = """```python
-import subquad.interop.huggingface  # makes the model known
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER")
-source = AutoTokenizer.from_pretrained("FOLDER")
-target = AutoTokenizer.from_pretrained("FOLDER", subfolder="target")
+# trust_remote_code=True is not needed after `import subquad.interop.huggingface`
+model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER", trust_remote_code=True)
+source = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
+target = AutoTokenizer.from_pretrained("FOLDER", subfolder="target", trust_remote_code=True)
 found = model.generate(**source(["A sentence."], return_tensors="pt", padding=True))
 print(target.batch_decode(found, skip_special_tokens=True))
 ```"""
 
-    def get_input_embeddings(self) -> nn.Module:
-        return embedding_table(self.model.source)
+    @property
+    def vocab_fields(self) -> tuple[str, ...]:  # type: ignore[override]  # it depends on the model here
+        return ("source_vocab", "target_vocab") if self.model.config.shared_embedding else ("source_vocab",)
+
+    def resize_decoder_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Changes the number of target tokens, where source and target have vocabularies of their own."""
+        if self.model.config.shared_embedding:
+            raise ValueError("source and target share one embedding; resize_token_embeddings resizes it")
+        target = self.model.target
+        return self._resize(target, ("target_vocab",), new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def get_encoder(self, modality: str | None = None) -> "Encoder":  # noqa: ARG002 - there is one
-        return Encoder(self.model)
+        return Encoder(self)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Returns what the decoder reads to predict `labels`: the same tokens, shifted by one."""
@@ -127,11 +159,16 @@ print(target.batch_decode(found, skip_special_tokens=True))
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         past_key_values: SubquadCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,  # noqa: ARG002 - no mechanism gives any
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        cache_position: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Seq2SeqLMOutput | tuple[Any, ...]:
         """Masks have 1 for tokens and 0 for padding, which may be anywhere.
@@ -139,32 +176,46 @@ print(target.batch_decode(found, skip_special_tokens=True))
         labels: the target with its eos, and -100 where nothing is learned. encoder_outputs: those of `get_encoder`, in
         place of input_ids. decoder_input_ids: by default they follow from the labels.
         """
-        if decoder_input_ids is None:
+        if decoder_input_ids is None and decoder_inputs_embeds is None:
             if labels is None:
                 raise ValueError("give decoder_input_ids or labels")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        encoder_aux = None
+        target = tokens_or_vectors(decoder_input_ids, decoder_inputs_embeds, "decoder_")
+        records = self.records_hidden_states(output_hidden_states)
+        encoder_aux, encoder_hidden = None, None
         if encoder_outputs is None:
-            if input_ids is None:
-                raise ValueError("give input_ids or encoder_outputs")
-            context, _, encoder_aux = self.model.encode(input_ids, mask_to_padding(attention_mask, input_ids.shape[1]))
-            encoder_outputs = (context,)
+            source = tokens_or_vectors(input_ids, inputs_embeds)
+            context, encoder_hidden, encoder_aux = self.encode(source, attention_mask, records)
+        else:
+            context = encoder_outputs[0]
+            if isinstance(encoder_outputs, BaseModelOutput):
+                encoder_hidden = encoder_outputs.hidden_states
         cache = choose_cache(past_key_values, use_cache)
-        x, decoder_aux = self._decode(
-            decoder_input_ids, encoder_outputs[0], decoder_attention_mask, attention_mask, cache
-        )
+        check_positions(None, cache_position, None, cache, target)
+        with record_hidden_states(self.model.decoder, records) as hidden:
+            x, decoder_aux = self._decode(target, context, decoder_attention_mask, attention_mask, cache)
         logits, loss = self.model.head(x), None
         if labels is not None:
             found = logit_loss(logits, labels, pad=IGNORED)
             loss = self.mean_loss(found, mean_aux(encoder_aux, decoder_aux), num_items_in_batch)
-        return build_output(
+        return self.build_output(
             Seq2SeqLMOutput,
             return_dict,
             loss=loss,
             logits=logits,
             past_key_values=cache,
-            encoder_last_hidden_state=encoder_outputs[0],
+            decoder_hidden_states=hidden.get(self.model.decoder),
+            encoder_last_hidden_state=context,
+            encoder_hidden_states=encoder_hidden,
         )
+
+    def encode(
+        self, source: Tensor, mask: Tensor | None, records: bool
+    ) -> tuple[Tensor, HiddenStates | None, Tensor | None]:
+        """Returns the context (batch, time, dim), the hidden states if they are recorded, and the regulariser."""
+        with record_hidden_states(self.model.encoder, records) as hidden:
+            context, _, aux = self.model.encode(source, mask_to_padding(mask, source.shape[1]))
+        return context, hidden.get(self.model.encoder), aux
 
     def _decode(
         self,
@@ -191,15 +242,22 @@ print(target.batch_decode(found, skip_special_tokens=True))
 class Encoder(nn.Module):
     """The encoder of a model. `generate` calls it once."""
 
-    def __init__(self, model: Seq2Seq) -> None:
+    main_input_name = "input_ids"
+
+    def __init__(self, model: SubquadForSeq2SeqLM) -> None:
         super().__init__()
         self.owner = [model]  # a list, so that the model is not registered a second time
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> BaseModelOutput:
-        context: Any = self.owner[0].encode(input_ids, mask_to_padding(attention_mask, input_ids.shape[1])).x
-        return BaseModelOutput(last_hidden_state=context)
-
-
-def embedding_table(embedding: TokenEmbedding) -> nn.Module:
-    """Returns the table of token embeddings, which may be shared."""
-    return embedding.shared[0] if embedding.shared else embedding.tokens
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,  # noqa: ARG002 - no mechanism gives any
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple[Any, ...]:
+        model = self.owner[0]
+        source = tokens_or_vectors(input_ids, inputs_embeds)
+        context, hidden, _ = model.encode(source, attention_mask, model.records_hidden_states(output_hidden_states))
+        return model.build_output(BaseModelOutput, return_dict, last_hidden_state=context, hidden_states=hidden)

@@ -16,37 +16,56 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTraine
 
 from subquad.data.tokenizers import ROLES, Tokenizer, restore_tokenizer
 from subquad.data.tokenizers.subword import SubwordTokenizer
+from subquad.interop.huggingface.remote_code import STUB, InstalledClass, write_stub
+from subquad.tasks.masked_language_model import beginning
 
 FILE = "subquad_tokenizer.json"
 INPUTS = ["input_ids", "attention_mask"]
-Side = Literal["before", "after"]
-"""Where `eos` is: a language model reads it before a text, and a translator after a sentence."""
+MASK = "<mask>"
+Side = Literal["before", "after", "around"]
+"""Where `eos` is: a language model reads it before a text, and a translator after a sentence. A masked language model
+reads it after a text that begins with `bos`."""
 
 
 def convert_tokenizer(tokenizer: Tokenizer, eos: Side, longest: int | None = None) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer in the format of Hugging Face, with `eos` before or after each text.
+    """Returns the tokenizer in the format of Hugging Face, with `eos` before or after each text, or as masked language
+    models read it, with a mask as one more token.
 
     longest: the most tokens that the model can read, including `eos`. None: there is no limit.
     """
     symbols = {f"{role}_token": tokenizer.id_to_token(number) for role, number in _special_ids(tokenizer, eos).items()}
+    if eos == "around":
+        symbols["mask_token"] = _unused(MASK, tokenizer)
     common: dict[str, Any] = {
         **symbols,
         "padding_side": "left" if eos == "before" else "right",
         "model_input_names": INPUTS,
         "model_max_length": longest,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # special tokens that a text spells are text
+        "split_special_tokens": eos != "around",  # special tokens that a text spells are text, unless it spells a mask
     }
     if not isinstance(tokenizer, SubwordTokenizer):
         common.pop("unk_token", None)  # decoding shows unknown words, but leaves special tokens out
-        return SubquadTokenizer(content=_to_json(tokenizer), eos=eos, **common)
+        named = {"AutoTokenizer": [f"{STUB}.{SubquadTokenizer.__name__}", None]}
+        return SubquadTokenizer(content=_to_json(tokenizer), eos=eos, auto_map=named, **common)
     engine = Engine.from_buffer(tokenizer.files()["tokenizer.json"])
-    end = symbols["eos_token"]
+    first, end = tokenizer.id_to_token(beginning(tokenizer)), symbols["eos_token"]
     engine.post_processor = TemplateProcessing(
-        single=f"{end} $A" if eos == "before" else f"$A {end}", special_tokens=[(end, tokenizer.eos)]
+        single={"before": f"{end} $A", "after": f"$A {end}", "around": f"{first} $A {end}"}[eos],
+        special_tokens=[(end, tokenizer.eos), (first, beginning(tokenizer))],
     )
-    kind = SubquadPieces if eos == "before" else PreTrainedTokenizerFast
-    return kind(tokenizer_object=engine, **common)
+    if eos != "before":
+        return PreTrainedTokenizerFast(tokenizer_object=engine, **common)
+    named = {"AutoTokenizer": [None, f"{STUB}.{SubquadPieces.__name__}"]}
+    return SubquadPieces(tokenizer_object=engine, auto_map=named, **common)
+
+
+def _unused(symbol: str, tokenizer: Tokenizer) -> str:
+    """Returns a symbol that is no token yet, so that it gets the number after all of them."""
+    known = {tokenizer.id_to_token(number) for number in range(tokenizer.size)}
+    while symbol in known:
+        symbol = f"<{symbol}>"
+    return symbol
 
 
 def _special_ids(tokenizer: Tokenizer, eos: Side) -> dict[str, int]:
@@ -57,10 +76,15 @@ def _special_ids(tokenizer: Tokenizer, eos: Side) -> dict[str, int]:
     return {role: number for role, number in numbers.items() if number >= 0}
 
 
-class ContinuationTokenizer(PreTrainedTokenizerBase):
+class ContinuationTokenizer(InstalledClass, PreTrainedTokenizerBase):
     """If `eos` is before texts, tokens without it continue a text, and decoding keeps the space before them."""
 
     eos_side: Side = "before"
+
+    def save_pretrained(self, save_directory: Any, *inputs: Any, **options: Any) -> Any:
+        """Saves the tokenizer as the base class does, with what lets transformers find our classes."""
+        saved = super().save_pretrained(save_directory, *inputs, **options)
+        return (*saved, str(write_stub(save_directory)))
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
         ids = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
@@ -70,7 +94,7 @@ class ContinuationTokenizer(PreTrainedTokenizerBase):
             return [self.decode(row, skip_special_tokens, **options) for row in ids]
         plain: Any = partial(super().decode, skip_special_tokens=skip_special_tokens, **options)
         first = next((number for number in ids if number != self.pad_token_id), self.eos_token_id)
-        if self.eos_side == "after" or first == self.eos_token_id:
+        if self.eos_side != "before" or first == self.eos_token_id:
             return plain(ids)
         word = next((number for number in range(len(self)) if plain([number]).strip().isalnum()), self.eos_token_id)
         return plain([word, *ids]).removeprefix(plain([word]))
@@ -126,8 +150,9 @@ class SubquadTokenizer(ContinuationTokenizer, PreTrainedTokenizer):
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
         parts = [part for part in (token_ids_0, token_ids_1) if part is not None]
-        end = [self.inner.eos]
-        joined = [end + part if self.eos_side == "before" else part + end for part in parts]
+        first, end = [beginning(self.inner)], [self.inner.eos]
+        before, after = {"before": (end, []), "after": ([], end), "around": (first, end)}[self.eos_side]
+        joined = [before + part + after for part in parts]
         return [number for part in joined for number in part]
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
