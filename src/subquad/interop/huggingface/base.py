@@ -51,8 +51,8 @@ class SubquadModel(InstalledClass, PreTrainedModel):
             raise ValueError(f"{type(self).__name__} holds models of kind {' or '.join(self.kinds)}, not {kind}")
         if config.tie_word_embeddings != config.ties_head:
             raise ValueError(
-                f"tie_word_embeddings cannot become {config.tie_word_embeddings}: the model was trained with "
-                f"model.head.tied={str(config.ties_head).lower()}"
+                f"tie_word_embeddings cannot become {config.tie_word_embeddings}: model.head.tied and "
+                "model.shared_embedding decided it before training"
             )
         if "num_classes" in config.subquad:  # another number may have been given as num_labels or id2label
             config.subquad = {**config.subquad, "num_classes": config.num_labels}

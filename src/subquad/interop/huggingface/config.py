@@ -38,8 +38,8 @@ class SubquadConfig(InstalledClass, PretrainedConfig):
 
     @property
     def ties_head(self) -> bool:
-        """Whether the head predicts tokens with the weights of their embedding."""
-        return bool(self.subquad.get("head", {}).get("tied", False))
+        """Whether the head has the weights of the input's embedding, and not of another embedding for the target."""
+        return bool(self.subquad.get("head", {}).get("tied", False) and self.subquad.get("shared_embedding", True))
 
     @property
     def vocab_size(self) -> int | None:
