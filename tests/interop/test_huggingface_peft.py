@@ -7,9 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="pip install 'subquad[hf]'")
-pytest.importorskip("peft", reason="pip install peft")
 
-import peft
 import transformers as hf
 
 from subquad.interop.huggingface.saving import wrap
@@ -17,6 +15,8 @@ from subquad.models import build_model
 from subquad.testing import enlarge
 from tests.interop.huggingface_cases import CASES, EOS, VOCAB, Case, padded
 from tests.models.cases import OPTIONS, able
+
+peft = pytest.importorskip("peft", reason="pip install peft")
 
 TASKS = {"causal": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM", "text classifier": "SEQ_CLS", "masked": None, "vision": None}
 """PEFT's word for the task of each case; None: it has none."""
