@@ -155,10 +155,6 @@ def test_the_loss_is_of_hidden_tokens_alone(run: Path) -> None:
     ("words", "said"),
     [
         (["generate", "RUN", "--prompt", "w1"], "only language models generate text"),
-        (
-            ["export", "RUN", "--to", "huggingface", "--out", "x"],
-            "models of kind masked-language-model cannot be exported to Hugging Face",
-        ),
         (["evaluate", "RUN", "--context-window", "5"], "a context window is for language models"),
     ],
 )

@@ -5,6 +5,7 @@ Subword tokenizers (BPE, unigram, a tokenizer.json) become fast tokenizers of tr
 """
 
 import base64
+import itertools
 import json
 from functools import partial
 from pathlib import Path
@@ -132,7 +133,7 @@ class SubquadTokenizer(ContinuationTokenizer, PreTrainedTokenizer):
         return self.inner.size
 
     def get_vocab(self) -> dict[str, int]:
-        return dict(self.numbers)
+        return {**self.numbers, **self.added_tokens_encoder}  # of which the mask is no word
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
         return [self.symbols[number] for number in self.inner.encode(text)]
@@ -144,7 +145,11 @@ class SubquadTokenizer(ContinuationTokenizer, PreTrainedTokenizer):
         return self.symbols[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        return self.inner.decode(self.numbers[token] for token in tokens)
+        parts = []
+        for own, group in itertools.groupby(tokens, self.numbers.__contains__):  # others were added, such as a mask
+            found = list(group)
+            parts += [self.inner.decode(self.numbers[token] for token in found)] if own else found
+        return " ".join(parts)
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
