@@ -8,7 +8,6 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.saving import wrap
 from subquad.models import Model, build_model
 from subquad.testing import enlarge
@@ -29,7 +28,7 @@ class Case:
     inputs: Callable[[], dict[str, Tensor]]
     config: dict[str, Any]
 
-    def model(self) -> SubquadModel:
+    def model(self) -> Any:
         torch.manual_seed(0)
         model = self.build()
         enlarge(model)

@@ -13,8 +13,10 @@ pytest.importorskip("transformers", reason="pip install 'subquad[hf]'")
 
 import transformers as hf
 
-from subquad.interop.huggingface import SubquadConfig, SubquadForImageClassification
+import subquad.interop.huggingface as ours
+from subquad.interop.huggingface import SubquadConfig
 from subquad.interop.huggingface.text_model import SubquadTextModel
+from subquad.models.base import MODELS
 from tests.interop.huggingface_cases import CASES, PAD, VOCAB, Case
 
 every = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
@@ -34,6 +36,11 @@ classifiers = pytest.mark.parametrize(
 generators = pytest.mark.parametrize(
     "case", [pytest.param(CASES[name], id=name) for name in ("causal", "seq2seq", "seq2seq, shared")]
 )
+
+
+WHICH = {"all": every, "all, at night": every_at_night, "tokens": with_tokens, "classes": classifiers}
+WHICH |= {"generate": generators}
+"""How docs/huggingface.md calls the models that a demand is for."""
 
 
 def logits(model: Any, given: dict[str, Tensor], **more: Any) -> Tensor:
@@ -234,7 +241,7 @@ def test_a_batch_gives_what_its_rows_give(case: Case) -> None:
     together = logits(model, given)
     for row in range(3):
         one = {name: value[row : row + 1] for name, value in given.items()}
-        mask = slice(None)
+        mask: Any = slice(None)
         if "attention_mask" in one:
             mask = one.pop("attention_mask")[0].bool()
             one["input_ids"] = one["input_ids"][:, mask]
@@ -346,7 +353,7 @@ def test_embeddings_are_resized(case: Case, mean: bool, tmp_path: Path) -> None:
 
 @with_tokens
 def test_tied_weights_are_stored_once(case: Case, tmp_path: Path) -> None:
-    """A table that several parts use is one parameter, moves with all of them, and is trained by all of them."""
+    """A table that several parts use is one parameter, is stored once, and changes for all of them."""
     model, given = case.model(), case.inputs()
     tied = case in (CASES["causal"], CASES["seq2seq, shared"], CASES["masked"])
     is_classifier = "num_classes" in model.config.subquad
@@ -405,7 +412,7 @@ def test_trainer(case: Case, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     given = case.inputs()
     samples = [{name: value[row] for name, value in given.items()} for row in range(3)]
-    common = {"per_device_train_batch_size": 3, "learning_rate": 3e-3, "use_cpu": True, "report_to": []}
+    common: dict[str, Any] = {"per_device_train_batch_size": 3, "learning_rate": 3e-3, "use_cpu": True, "report_to": []}
     common |= {"save_steps": 2, "logging_steps": 1, "disable_tqdm": True, "lr_scheduler_type": "constant"}
 
     def trainer(model: Any) -> hf.Trainer:
@@ -418,6 +425,8 @@ def test_trainer(case: Case, tmp_path: Path) -> None:
     assert once.evaluate()["eval_loss"] < before
     again = trainer(case.auto.from_pretrained(tmp_path / "checkpoint-2"))
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert isinstance(again.model, nn.Module)
+    assert isinstance(once.model, nn.Module)
     for name, value in again.model.named_parameters():
         assert torch.equal(value, once.model.get_parameter(name)), name
 
@@ -458,10 +467,21 @@ def test_generate(case: Case) -> None:
 
 def test_every_class_has_its_case() -> None:
     """A class that transformers can load is among the cases, and so is every kind of model."""
-    import subquad.interop.huggingface as ours
-    from subquad.models.base import MODELS
-
     held = [case.model() for case in CASES.values()]
     assert {type(one).__name__ for one in held} == {name for name in ours.__all__ if name.startswith("SubquadFor")}
     assert {one.model.config.kind for one in held} == set(MODELS)
-    assert SubquadForImageClassification.kinds == ("vision", "pyramid")
+
+
+def test_the_page_lists_the_demands() -> None:
+    """The table of docs/huggingface.md has a row for each test above, with its docstring and the classes it runs on."""
+    rows = []
+    for name, test in globals().items():
+        marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.args[0] == "case"]
+        if name.startswith("test_") and marks:
+            rows.append(f"| `{name}` | {' '.join(test.__doc__.split())} | {_which(marks[0])} |")
+    assert len(rows) > 20
+    assert "\n".join(rows) in (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text()
+
+
+def _which(mark: pytest.Mark) -> str:
+    return next(name for name, chosen in WHICH.items() if chosen.mark.args[1] is mark.args[1])

@@ -61,7 +61,7 @@ found = {
         "the red", max_new_tokens=5, do_sample=False
     ),
     "masked-language-model": hf.pipeline("fill-mask", "masked-language-model", **trust)("the <mask> house"),
-    "text-classification": hf.pipeline("text-classification", "text-classification", top_k=None, **trust)(["the red"])[0],
+    "text-classification": hf.pipeline("text-classification", "text-classification", **trust)(["the red"], top_k=2)[0],
     "image-classification": hf.pipeline("image-classification", "image-classification", **trust)("picture.png"),
 }
 model = hf.AutoModelForSeq2SeqLM.from_pretrained("translation", **trust)

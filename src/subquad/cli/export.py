@@ -28,7 +28,8 @@ def export(
 
     ONNX and .pt2 files accept any batch size and length, and run without subquad. A model that writes text is exported
     as one decoding step, whose state is among its inputs and outputs. The files are checked against the model before
-    they get their names. transformers loads a Hugging Face folder after `import subquad.interop.huggingface`.
+    they get their names. transformers loads a Hugging Face folder after `import subquad.interop.huggingface`, or with
+    `trust_remote_code=True`.
 
     Examples:
     subquad export runs/digits --to onnx --out digits-onnx

@@ -73,7 +73,7 @@ class AttentionMixer(Mixer[AttentionConfigT]):
 
     @property
     def has_adapter(self) -> bool:
-        """Whether a module such as LoRA's took the place of the map, whose weight is then a part of what it computes."""
+        """Whether a module such as LoRA's took the place of the map. Its weight is only a part of what it computes."""
         return self.has_maps and not isinstance(self.qkv, nn.Linear)
 
     @property
