@@ -30,10 +30,9 @@ from transformers import (  # noqa: E402
 
 from subquad.interop.huggingface.cache import SubquadCache  # noqa: E402
 from subquad.interop.huggingface.config import SubquadConfig  # noqa: E402
+from subquad.interop.huggingface.encoders import SubquadForMaskedLM, SubquadForSequenceClassification  # noqa: E402
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor  # noqa: E402
-from subquad.interop.huggingface.masked import SubquadForMaskedLM  # noqa: E402
 from subquad.interop.huggingface.saving import save_huggingface  # noqa: E402
-from subquad.interop.huggingface.sequence_classification import SubquadForSequenceClassification  # noqa: E402
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM  # noqa: E402
 from subquad.interop.huggingface.tokenizer import SubquadPieces, SubquadTokenizer  # noqa: E402
 from subquad.interop.patching import register_attention  # noqa: E402

@@ -59,3 +59,12 @@ class SubquadCache(Cache):
     @property
     def is_croppable(self) -> bool:
         return False
+
+
+def choose_cache(cache: object, use_cache: bool | None) -> SubquadCache | None:
+    """Returns the given cache, a new one, or None if the model reads the whole sequence and keeps nothing."""
+    if cache is None:
+        return SubquadCache() if use_cache else None
+    if not isinstance(cache, SubquadCache):
+        raise ValueError(f"past_key_values is a {type(cache).__name__}, but this model needs a SubquadCache")
+    return cache

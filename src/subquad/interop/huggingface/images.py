@@ -12,8 +12,8 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from subquad.data.images.arrays import channels_first
 from subquad.data.images.inputs import InputTransform, Standardize, image_tensor, transform_from
+from subquad.interop.huggingface.arguments import record_hidden_states
 from subquad.interop.huggingface.base import SubquadModel
-from subquad.interop.huggingface.hidden_states import record_hidden_states
 from subquad.interop.huggingface.remote_code import STUB, InstalledClass, write_stub
 from subquad.models import Pyramid, VisionTransformer
 

@@ -12,9 +12,8 @@ from subquad.interop.export.card import CARD, model_card, shorten_paths
 from subquad.interop.export.files import copy_inputs
 from subquad.interop.huggingface.base import SubquadModel
 from subquad.interop.huggingface.config import SubquadConfig
+from subquad.interop.huggingface.encoders import SubquadForMaskedLM, SubquadForSequenceClassification
 from subquad.interop.huggingface.images import SubquadForImageClassification, SubquadImageProcessor
-from subquad.interop.huggingface.masked import SubquadForMaskedLM
-from subquad.interop.huggingface.sequence_classification import SubquadForSequenceClassification
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM, SubquadGenerator
 from subquad.interop.huggingface.tokenizer import convert_tokenizer
 from subquad.models import Model, TextClassifier

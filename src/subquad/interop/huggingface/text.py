@@ -7,10 +7,15 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
+from subquad.interop.huggingface.arguments import (
+    HiddenStates,
+    check_positions,
+    mask_to_padding,
+    record_hidden_states,
+    tokens_or_vectors,
+)
 from subquad.interop.huggingface.base import IGNORED
-from subquad.interop.huggingface.cache import SubquadCache
-from subquad.interop.huggingface.hidden_states import HiddenStates, record_hidden_states
-from subquad.interop.huggingface.inputs import check_positions, choose_cache, mask_to_padding, tokens_or_vectors
+from subquad.interop.huggingface.cache import SubquadCache, choose_cache
 from subquad.interop.huggingface.text_model import SubquadTextModel
 from subquad.models import LanguageModel, Seq2Seq
 from subquad.models.base import mean_aux

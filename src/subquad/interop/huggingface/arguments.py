@@ -1,10 +1,20 @@
-"""What callers of transformers pass to a model, as our models take it: masks, tokens or their vectors, positions."""
+"""What callers of transformers pass to a model, as our models take it, and the hidden states that they ask for."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subquad.interop.huggingface.cache import SubquadCache
+from subquad.mixers.layout import Padding
+from subquad.nn.block import BlockInputs
 from subquad.nn.positions import position_ids as count_positions
+from subquad.nn.stack import Stack, StackOutput
+
+HiddenStates = tuple[Tensor, ...]
+"""What transformers calls so: what enters the first block of a stack, and what every block makes of it."""
 
 
 def mask_to_padding(mask: Tensor | None, time: int) -> Tensor | None:
@@ -56,10 +66,47 @@ def check_positions(
             raise ValueError(f"cache_position must count from {first}: tokens are read in their order, each once")
 
 
-def choose_cache(cache: object, use_cache: bool | None) -> SubquadCache | None:
-    """Returns the given cache, a new one, or None if the model reads the whole sequence and keeps nothing."""
-    if cache is None:
-        return SubquadCache() if use_cache else None
-    if not isinstance(cache, SubquadCache):
-        raise ValueError(f"past_key_values is a {type(cache).__name__}, but this model needs a SubquadCache")
-    return cache
+# ---------------------------------------------------------------------- hidden states
+
+
+@contextmanager
+def record_hidden_states(model: nn.Module, wanted: bool) -> Iterator[Mapping[nn.Module, HiddenStates]]:
+    """Yields the hidden states of each stack that is called while the context is open; nothing if they are not wanted.
+
+    The states of a stack of n blocks are n + 1 tensors (batch, time, dim): its input, the outputs of its blocks but the
+    last, and its output, after the final norm where there is one. A block that training leaves out repeats its input.
+    """
+    found: dict[nn.Module, HiddenStates] = {}
+    hooks = []
+    for stack in model.modules() if wanted else ():
+        if isinstance(stack, Stack):
+            outputs: dict[nn.Module, Tensor] = {}
+            hooks += [block.register_forward_hook(_keep_output(outputs)) for block in stack.blocks]
+            hooks.append(stack.register_forward_hook(_gather(outputs, found)))
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _keep_output(outputs: dict[nn.Module, Tensor]) -> Any:
+    def hook(block: nn.Module, given: Any, output: tuple[Any, ...]) -> None:  # noqa: ARG001
+        outputs[block] = output[0]
+
+    return hook
+
+
+def _gather(outputs: dict[nn.Module, Tensor], found: dict[nn.Module, HiddenStates]) -> Any:
+    def hook(stack: Stack, given: tuple[Tensor, BlockInputs, Any], output: StackOutput) -> None:
+        x, inputs = given[:2]
+        # blocks see the tokens of padded rows at the front, and others see them where they were
+        rows = Padding.of(inputs.padding) if inputs.padding is not None and inputs.grid is None else None
+        states = [x]
+        for block in list(stack.blocks)[:-1]:
+            after = outputs.get(block)
+            states.append(states[-1] if after is None else after if rows is None else rows.from_front(after))
+        found[stack] = (*states, output.x) if len(stack.blocks) else (output.x,)
+        outputs.clear()
+
+    return hook
