@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from subquad.data.masking import Masking, MaskOptions
-from subquad.linearise.batches import Images, LabelledTexts, MaskedBlocks, TextBlocks
-from subquad.linearise.data import Data
 from subquad.linearise.options import LineariseOptions, parse_mixer
-from subquad.linearise.pipeline import Stages
+from subquad.linearise.stages.batches import Images, LabelledTexts, MaskedBlocks, TextBlocks
+from subquad.linearise.stages.data import Data
+from subquad.linearise.stages.pipeline import Stages
 from subquad.packages import require_torchvision
 from subquad.processes import StopRequest
 from subquad.progress import Progress

@@ -9,12 +9,12 @@ import torch
 
 import subquad
 from subquad.cli.main import run
-from subquad.linearise.batches import Batch
-from subquad.linearise.data import read_data
 from subquad.linearise.models import Source
-from subquad.linearise.objective import logits_of
 from subquad.linearise.report import TITLES
 from subquad.linearise.saving import save_model
+from subquad.linearise.stages.batches import Batch
+from subquad.linearise.stages.data import read_data
+from subquad.linearise.stages.objective import logits_of
 from subquad.testing import close
 from tests.linearise.hosts import HOSTS, IMAGES, stages_for, transformers
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from subquad.interop.patching.host import SwappedAttention
-from subquad.linearise.batches import Batch, Batches
-from subquad.linearise.finetune import choose_parameters, linear_maps, merge
-from subquad.linearise.hybrid import most_costly
-from subquad.linearise.layers import AttentionLayers
-from subquad.linearise.objective import evaluate, logits_of
 from subquad.linearise.options import parse_mixer
-from subquad.linearise.stage import Stage
+from subquad.linearise.stages.batches import Batch, Batches
+from subquad.linearise.stages.finetune import choose_parameters, linear_maps, merge
+from subquad.linearise.stages.hybrid import most_costly
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.linearise.stages.objective import evaluate, logits_of
+from subquad.linearise.stages.stage import Stage
 from subquad.nn.stack import MixerChoice
 from subquad.processes import StopRequest
 from subquad.testing import close

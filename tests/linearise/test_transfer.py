@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.linearise.batches import Batch
-from subquad.linearise.layers import AttentionLayers
-from subquad.linearise.objective import logits_of
 from subquad.linearise.options import parse_mixer
-from subquad.linearise.transfer import AttentionTransfer, relative_error
+from subquad.linearise.stages.batches import Batch
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.linearise.stages.objective import logits_of
+from subquad.linearise.stages.transfer import AttentionTransfer, relative_error
 from subquad.nn.stack import MixerChoice
 from subquad.testing import close
 from tests.linearise.hosts import HOSTS, data_for

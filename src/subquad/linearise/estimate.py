@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from subquad.compare.measure.timing import peak_bytes
-from subquad.linearise.finetune import merge
-from subquad.linearise.layers import AttentionLayers
-from subquad.linearise.pipeline import TRANSFERRED, TUNED, Stages
-from subquad.linearise.stage import Backward, Stage
+from subquad.linearise.stages.finetune import merge
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.linearise.stages.pipeline import TRANSFERRED, TUNED, Stages
+from subquad.linearise.stages.stage import Backward, Stage
 from subquad.train.rng import seed_all
 
 

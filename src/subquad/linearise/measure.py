@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from subquad.compare.measure.costs import measure_costs
 from subquad.compare.measure.lengths import Timing
 from subquad.compare.measure.timing import interleaved_seconds, synchronizer
-from subquad.linearise.batches import Batch
-from subquad.linearise.layers import AttentionLayers
-from subquad.linearise.objective import logits_of, task_loss
+from subquad.linearise.stages.batches import Batch
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.linearise.stages.objective import logits_of, task_loss
 
 BEFORE, AFTER = "attention", "mixers"
 LOOKS = (5,)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from subquad.linearise.data import BYTES, kind_of
+from subquad.linearise.stages.data import BYTES, kind_of
 from subquad.packages import require, require_torchvision
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from subquad.compare.report.formatting import format_bytes, format_number
 from subquad.evaluate.significance import confidence_interval, paired_test
 from subquad.files import write_json, write_text
-from subquad.linearise.objective import Score
+from subquad.linearise.stages.objective import Score
 
 TITLES = {
     "teacher": "teacher, with its attention",

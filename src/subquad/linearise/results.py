@@ -9,7 +9,7 @@ from torch import nn
 
 from subquad.files import read_metadata, write_metadata
 from subquad.linearise.options import LineariseOptions
-from subquad.linearise.pipeline import FORMAT, TUNED
+from subquad.linearise.stages.pipeline import FORMAT, TUNED
 from subquad.train.run import differences
 
 OPTIONS = "linearise.json"

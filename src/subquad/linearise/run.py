@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from subquad.environment import environment
-from subquad.linearise.data import Data, read_data
 from subquad.linearise.estimate import Estimate, estimate
-from subquad.linearise.layers import KEPT
 from subquad.linearise.measure import measure_decoding, measure_lengths, random_text
 from subquad.linearise.models import Source, build_untrained, load_source
-from subquad.linearise.objective import Score, logits_of
 from subquad.linearise.options import LineariseOptions
-from subquad.linearise.pipeline import FORMAT, Stages
 from subquad.linearise.report import describe_scores, write_report
 from subquad.linearise.results import OPTIONS, Linearised, check_options
 from subquad.linearise.saving import save_model
+from subquad.linearise.stages.data import Data, read_data
+from subquad.linearise.stages.layers import KEPT
+from subquad.linearise.stages.objective import Score, logits_of
+from subquad.linearise.stages.pipeline import FORMAT, Stages
 from subquad.processes import StopRequest, stop_requests
 from subquad.progress import Progress
 from subquad.train.rng import seed_all

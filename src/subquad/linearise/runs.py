@@ -26,14 +26,14 @@ from subquad.compare.variants import build_variant
 from subquad.data.batches import BatchPlan, batch_seed, to_device
 from subquad.environment import environment
 from subquad.files import read_metadata, write_metadata
-from subquad.linearise.layers import KEPT
-from subquad.linearise.objective import Score
 from subquad.linearise.options import LineariseOptions
-from subquad.linearise.pipeline import FORMAT, SWAPPED, TEACHER, TRANSFERRED, TUNED
 from subquad.linearise.report import describe_scores, write_report
 from subquad.linearise.results import OPTIONS, Linearised, check_options
-from subquad.linearise.stage import Plan, Stage
-from subquad.linearise.transfer import relative_error
+from subquad.linearise.stages.layers import KEPT
+from subquad.linearise.stages.objective import Score
+from subquad.linearise.stages.pipeline import FORMAT, SWAPPED, TEACHER, TRANSFERRED, TUNED
+from subquad.linearise.stages.stage import Plan, Stage
+from subquad.linearise.stages.transfer import relative_error
 from subquad.models import Model
 from subquad.models.seeded import build_seeded
 from subquad.nn.block import Block

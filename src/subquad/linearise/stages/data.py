@@ -15,7 +15,7 @@ from subquad.data.images.sets import ImageSet, open_images
 from subquad.data.images.transforms import AugmentOptions
 from subquad.data.masking import Masking, MaskOptions
 from subquad.data.text.sources import LABELLED, TextSource, read_samples
-from subquad.linearise.batches import Images, LabelledTexts, MaskedBlocks, Samples, TextBlocks, hold_out
+from subquad.linearise.stages.batches import Images, LabelledTexts, MaskedBlocks, Samples, TextBlocks, hold_out
 
 Kind = Literal["causal", "masked", "texts", "images"]
 """What a model computes: the next token, hidden tokens, the class of a text, or that of an image."""

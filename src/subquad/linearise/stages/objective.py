@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from subquad.evaluate.accuracy import accuracy, class_ranks
 from subquad.evaluate.measure import Measure
-from subquad.linearise.batches import IGNORED, Batch, Samples
+from subquad.linearise.stages.batches import IGNORED, Batch, Samples
 
 SEED = 0
 """Of what is random in the samples of an evaluation: it is the same every time."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.linearise.batches import Batches
+from subquad.linearise.stages.batches import Batches
 from subquad.processes import StopRequest
 from subquad.progress import Progress
 from subquad.train.checkpoint import (

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from subquad.interop.patching.host import SwappedAttention
-from subquad.linearise.batches import Batch
-from subquad.linearise.objective import distillation_loss, logits_of, task_loss
+from subquad.linearise.stages.batches import Batch
+from subquad.linearise.stages.objective import distillation_loss, logits_of, task_loss
 from subquad.packages import require
 
 Tune = Literal["all", "lora", "none"]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from subquad.linearise.batches import Samples
-from subquad.linearise.layers import AttentionLayers
-from subquad.linearise.objective import evaluate
+from subquad.linearise.stages.batches import Samples
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.linearise.stages.objective import evaluate
 
 
 def replacement_losses(

@@ -19,15 +19,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from subquad.files import read_metadata, write_metadata
-from subquad.linearise.batches import Batch, Batches, LaterBatches, Samples, TrainingBatches, thin_out
-from subquad.linearise.data import Data
-from subquad.linearise.finetune import FineTuning, Teacher, choose_parameters, copy_as_teacher, merge
-from subquad.linearise.hybrid import most_costly, replacement_losses
-from subquad.linearise.layers import AttentionLayers
-from subquad.linearise.objective import Score, evaluate, logits_of
 from subquad.linearise.options import LineariseOptions
-from subquad.linearise.stage import Plan, Stage
-from subquad.linearise.transfer import AttentionTransfer
+from subquad.linearise.stages.batches import Batch, Batches, LaterBatches, Samples, TrainingBatches, thin_out
+from subquad.linearise.stages.data import Data
+from subquad.linearise.stages.finetune import FineTuning, Teacher, choose_parameters, copy_as_teacher, merge
+from subquad.linearise.stages.hybrid import most_costly, replacement_losses
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.linearise.stages.objective import Score, evaluate, logits_of
+from subquad.linearise.stages.stage import Plan, Stage
+from subquad.linearise.stages.transfer import AttentionTransfer
 from subquad.processes import StopRequest
 from subquad.progress import Progress
 from subquad.train.rng import seed_all

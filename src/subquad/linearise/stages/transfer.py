@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.linearise.batches import Batch, Samples
-from subquad.linearise.layers import AttentionLayer, AttentionLayers
-from subquad.linearise.objective import SEED, logits_of
+from subquad.linearise.stages.batches import Batch, Samples
+from subquad.linearise.stages.layers import AttentionLayer, AttentionLayers
+from subquad.linearise.stages.objective import SEED, logits_of
 
 
 class AttentionTransfer:
