@@ -15,11 +15,12 @@ from subquad.kernels.chunk_values import chunk_values
 from subquad.kernels.conv import tap_conv, tap_conv_extended
 from subquad.kernels.cross_entropy import linear_cross_entropy
 from subquad.kernels.feature_attention import feature_attention
+from subquad.kernels.gathered import gathered_attention, gathered_conv
 from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.linear import int8_linear, to_int8
 from subquad.kernels.primal_scores import primal_scores
 from subquad.kernels.scan import causal_sums
-from subquad.kernels.vocabulary import largest, log_sum_exp
+from subquad.kernels.vocabulary import largest, log_sum_exp, normalised_largest
 from subquad.kernels.window_attention import Summaries, Windows, window_attention
 
 BATCH, HEADS, WIDTH = 2, 3, 5
@@ -260,7 +261,30 @@ def without_gradients() -> list[Problem]:
         Problem("linear", "int8", [drawn(3, 37)], linear, differentiable=False),
         Problem("vocabulary", "log_sum_exp", [rows], log_sum_exp, differentiable=False),
         Problem("vocabulary", "largest", [rows], lambda x: largest(x, 7)[0], differentiable=False),
+        Problem("vocabulary", "both", [rows], lambda x: normalised_largest(x.clone(), 7, 3)[:2], differentiable=False),
+        *gathered_problems(),
     ]
+
+
+def gathered_problems() -> list[Problem]:
+    found, places = [], 9
+    for width in (WIDTH, 43):  # of a head: the innermost loops have 32, 8 and 1 channels
+        for columns in (1, places):
+            order, lengths = torch.randint(0, 4, (7, columns)), torch.randint(1, places + 1, (7,))
+
+            def attend(q: Tensor, k: Tensor, v: Tensor, order: Tensor = order, lengths: Tensor = lengths) -> Tensor:
+                return gathered_attention(q, k, v, order, lengths)
+
+            def convolve(x: Tensor, taps: Tensor, order: Tensor = order[:, :3]) -> Tensor:
+                return gathered_conv(x, taps, order, 4)
+
+            name = f"{width} channels, {columns} columns"
+            k, v = drawn(4, HEADS, places, width), drawn(4, HEADS, places, width)
+            found.append(Problem("gathered", name, [drawn(7, HEADS, width), k, v], attend, differentiable=False))
+            x = drawn(4, places, HEADS * width)
+            for kind, taps in (("shared", drawn(HEADS, 3)), ("own", drawn(7, HEADS, 3))):
+                found.append(Problem("gathered", f"{name}, {kind} taps", [x, taps], convolve, differentiable=False))
+    return found
 
 
 def every_problem() -> list[Problem]:

@@ -20,6 +20,7 @@ CPU = [
     "conv",
     "cross_entropy",
     "feature_attention",
+    "gathered",
     "landmark_attention",
     "linear",
     "primal_scores",
@@ -27,7 +28,7 @@ CPU = [
     "window_attention",
 ]
 ALL_PRECISIONS = ["conv", "cross_entropy", "primal_scores"]
-GPU = sorted({*CPU, "scan"} - {"linear", "vocabulary"})
+GPU = sorted({*CPU, "scan"} - {"gathered", "linear", "vocabulary"})
 X = torch.zeros(1)
 
 
@@ -213,7 +214,8 @@ def test_without_numba() -> None:
         "sys.modules['numba'] = None\n"
         "assert conv.tap_conv(x, taps, 2)[0, :, 0].tolist() == [1, 2, 3, 3, 3]\n"
         "(problem,) = dispatch.problems()\n"
-        "assert problem.startswith('conv, linear, vocabulary: ') and 'pip install numba' in problem, problem\n"
+        "assert problem.startswith('conv, gathered, linear, vocabulary: '), problem\n"
+        "assert 'pip install numba' in problem, problem\n"
         "assert 'plain torch is used instead' in problem, problem\n"
         "os.environ['SUBQUAD_KERNELS'] = 'cpu'\n"
         "try:\n"

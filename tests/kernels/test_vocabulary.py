@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subquad.kernels.vocabulary import largest, log_sum_exp
+from subquad.kernels.vocabulary import largest, log_sum_exp, normalised_largest
 
 ROWS, SIZES, SEEDS = st.integers(1, 5), st.integers(1, 300), st.integers(0, 99)
 
@@ -36,6 +36,22 @@ def test_largest(rows: int, size: int, count: int, seed: int, dtype: torch.dtype
     values = scores(rows, size, seed, dtype)
     count = min(count, size)
     found, places = largest(values, count)
+    assert torch.equal(found, values.topk(count, -1).values)
+    assert torch.equal(values.gather(1, places), found)
+    assert all(len(set(row)) == count for row in places.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@settings(deadline=None, derandomize=True)  # the first example compiles
+@given(rows=ROWS, size=st.integers(2, 300), count=st.integers(1, 12), seed=SEEDS)
+def test_both_in_one_reading(rows: int, size: int, count: int, seed: int, dtype: torch.dtype) -> None:
+    """The hidden entry counts for the normaliser, is never found, and is -inf afterwards."""
+    values, count = scores(rows, size, seed, dtype), min(count, size - 1)
+    hidden = seed % size
+    expected = log_sum_exp(values)
+    normaliser, found, places = normalised_largest(values, count, hidden)
+    torch.testing.assert_close(normaliser, expected, rtol=2e-2 if dtype == torch.bfloat16 else 2e-6, atol=2e-6)
+    assert torch.isneginf(values[:, hidden]).all()
     assert torch.equal(found, values.topk(count, -1).values)
     assert torch.equal(values.gather(1, places), found)
     assert all(len(set(row)) == count for row in places.tolist())

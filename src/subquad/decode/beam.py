@@ -18,7 +18,7 @@ from torch import Tensor
 from subquad.decode.hypotheses import LOG_ZERO, Hypotheses, Hypothesis
 from subquad.decode.options import DecodeOptions
 from subquad.decode.scoring import Scorer, TokenScores, rows_may_leave
-from subquad.kernels.vocabulary import largest
+from subquad.kernels.vocabulary import largest, normalised_largest
 
 STEPS_UNWATCHED = 8
 """After so many steps a device other than the CPU is asked which sentences are finished."""
@@ -82,11 +82,7 @@ class _Search:
     def step(self) -> None:
         step = self.hypotheses.steps
         scores = self.scorer.step(self.last, self.options.temperature)
-        self.finite = self.finite & torch.isfinite(scores.normaliser).all()
-        if self.check_every == 1:
-            self.check_finite()
-        self._constrain(scores.values, step)
-        totals, parents, tokens = self._candidates(scores)
+        totals, parents, tokens = self._candidates(scores, step)
         ends = (tokens == self.special.eos) & (totals > LOG_ZERO)
         self._collect_finished(ends, totals, parents, step)
         self._continue_search(ends, totals, parents, tokens)
@@ -98,7 +94,18 @@ class _Search:
         if not bool(self.finite):
             raise ValueError("the model's logits are not finite; its weights may be damaged")
 
+    def _note_finite(self, normaliser: Tensor) -> None:
+        self.finite = self.finite & torch.isfinite(normaliser).all()
+        if self.check_every == 1:
+            self.check_finite()
+
     # ------------------------------------------------------------------ what may follow
+
+    def _has_constraints(self, step: int) -> bool:
+        """Whether `_constrain` does more than to keep padding from following."""
+        options = self.options
+        is_early = step < options.min_len or (self.prefixes is not None and step < self.prefixes.shape[1])
+        return bool(options.unk_penalty or options.no_repeat_ngram or is_early or step >= min(self.known_limits))
 
     def _constrain(self, values: Tensor, step: int) -> None:
         """Sets the scores of tokens that may not follow to -inf, in place. values: (B * W, V)."""
@@ -129,13 +136,20 @@ class _Search:
 
     # ------------------------------------------------------------------ what follows
 
-    def _candidates(self, scores: TokenScores) -> tuple[Tensor, Tensor, Tensor]:
+    def _candidates(self, scores: TokenScores, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the best continuations of each sentence: total log-probability, hypothesis and token, all (B, n)."""
         count, width, vocab = len(self.sentences), self._width(), scores.values.shape[1]
-        values, tokens = largest(scores.values, min(2 * self.options.beam, vocab))
+        each = min(2 * self.options.beam, vocab)
+        if scores.normaliser is None and each < vocab and not self._has_constraints(step):
+            normaliser, values, tokens = normalised_largest(scores.values, each, self.special.pad)
+            self._note_finite(normaliser)
+        else:
+            logits, normaliser = scores.normalised()
+            self._note_finite(normaliser)
+            self._constrain(logits, step)
+            values, tokens = largest(logits, each)
         # In the order of fairseq, the normaliser first: rounding must not make equal totals unequal.
-        totals = (values - scores.normaliser[:, None] + self.totals[:, None]).view(count, -1)
-        each = tokens.shape[1]
+        totals = (values - normaliser[:, None] + self.totals[:, None]).view(count, -1)
         totals, place = totals.topk(min(2 * self.options.beam, totals.shape[1]), -1)
         return totals, place // each, tokens.view(count, width * each).gather(1, place)
 

@@ -38,12 +38,12 @@ def sample(
     for step in range(limit):
         if not rows:
             break
-        scores = scorer.step(last)
-        values = penalty.applied(scores.values)
+        scores, normaliser = scorer.step(last).normalised()
+        values = penalty.applied(scores)
         values[:, special.pad] = LOG_ZERO
         last = _sample_tokens(values, options, draws.next() if draws is not None else None)
         penalty.add(last)
-        logs = scores.values.gather(1, last[:, None]).squeeze(1) - scores.normaliser
+        logs = scores.gather(1, last[:, None]).squeeze(1) - normaliser
         unread.append(torch.stack([last.double(), logs.double()]))
         if (step + 1) % every and step + 1 < limit:
             continue

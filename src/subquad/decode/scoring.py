@@ -17,18 +17,27 @@ from subquad.nn.stack import StackState
 
 
 class TokenScores(NamedTuple):
-    """log p(w) in row r is values[r, w] - normaliser[r]. values: (rows, V); normaliser: (rows,)."""
+    """log p(w) in row r is values[r, w] - normaliser[r]. values: (rows, V); normaliser: (rows,).
+
+    Without a normaliser the values are logits, as a CPU gives them: `normalised` reads them for it, and beam search
+    finds its candidates in the same reading.
+    """
 
     values: Tensor
-    normaliser: Tensor
+    normaliser: Tensor | None
 
     @classmethod
     def of(cls, logits: Tensor, temperature: float = 1.0) -> "TokenScores":
         values = logits.float() if temperature == 1 else logits.float() / temperature
-        return cls(values, log_sum_exp(values))
+        return cls(values, None if values.device.type == "cpu" else log_sum_exp(values))
+
+    def normalised(self) -> tuple[Tensor, Tensor]:
+        """Values and normaliser."""
+        return self.values, log_sum_exp(self.values) if self.normaliser is None else self.normaliser
 
     def log_probabilities(self) -> Tensor:
-        return self.values - self.normaliser[:, None]
+        values, normaliser = self.normalised()
+        return values - normaliser[:, None]
 
 
 class Scorer(Protocol):
@@ -70,7 +79,7 @@ class StreamingScorer:
     def next_state(self) -> StackState:
         """Returns the state for the next step, with room for its token.
 
-        The CPU copies rows that move, and what grows with them: room would cost one copy more.
+        On the CPU a state whose rows moved makes room itself, or copies what grows anyway: room would be one copy more.
         """
         if self.moved and self.state.lengths.device.type == "cpu":
             self.moved = False

@@ -7,7 +7,7 @@ Inputs outside the sequence are zeros, and the taps that meet them are lost: not
 says so.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self, TypeVar
 
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from subquad.config import Choices
 from subquad.kernels import tracing
-from subquad.kernels.conv import tap_conv, tap_conv_extended
+from subquad.kernels.conv import normalised_taps, tap_conv, tap_conv_extended
 from subquad.kernels.dropout import dropout
+from subquad.kernels.gathered import gathered_conv, may_gather
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Mixer, MixerConfig
 from subquad.mixers.layout import Layout, zero_padding
-from subquad.mixers.state import State, advanced, fresh_lengths, keep_last
+from subquad.mixers.state import LEAST_ROOM, State, advanced, fresh_lengths, keep_last
 
 
 class ShortConvConfig(MixerConfig):
@@ -55,34 +56,71 @@ class ShortConvConfig(MixerConfig):
 
 @dataclass
 class ShortConvState(State):
-    """inputs: (rows, K - 1, conv_dim), the last inputs of the convolution; zeros before a row's first token.
+    """inputs: (rows, places, conv_dim), of which the last `count` = K - 1 before the room are the last inputs of the
+    convolution; zeros before a row's first token.
 
-    order: (batch,) int64, which of the rows each row of the batch continues; None: its own. The next step moves them
-    when it copies them anyway.
+    order: (batch, K - 1) int64, the row of `inputs` that holds each of a row's last inputs, or (batch, 1) if one row
+    holds all of them; None: its own. room: places at the end into which steps write; None: they copy, and nothing but
+    the last inputs is there.
     """
 
     inputs: Tensor
+    count: int
     order: Tensor | None = None
+    room: int | None = None
 
     def reorder(self, index: Tensor) -> Self:
-        order = index if self.order is None else self.order.index_select(0, index)
-        return type(self)(self.lengths.index_select(0, index), self.inputs, order)
+        order = index[:, None] if self.order is None else self.order.index_select(0, index)
+        return replace(self, lengths=self.lengths.index_select(0, index), order=order)
+
+    def reserve(self, tokens: int) -> Self:
+        """The state with room, on a CPU: there moving an order takes less time than moving inputs does."""
+        is_enough = self.room is not None and self.room >= tokens and self.inputs.shape[0] >= self.lengths.shape[0]
+        if is_enough or self.inputs.device.type != "cpu":
+            return self
+        room = max(tokens, LEAST_ROOM)
+        return replace(self, inputs=F.pad(self.last_inputs(), (0, 0, 0, room)), order=None, room=room)
 
     def with_fixed_size(self) -> Self:
         """The state with its rows moved: what a step reads has then the shapes of what it returns."""
-        return self if self.order is None else type(self)(self.lengths, self.inputs.index_select(0, self.order))
+        return type(self)(self.lengths, self.last_inputs(), self.count)
+
+    @property
+    def first(self) -> int:
+        """The place of the first of the last inputs."""
+        return self.inputs.shape[1] - (self.room or 0) - self.count
+
+    def last_inputs(self) -> Tensor:
+        """(batch, K - 1, conv_dim)."""
+        if self.order is None or self.order.shape[1] == 1:
+            last = self.inputs[:, self.first : self.first + self.count]
+            return last if self.order is None else last.index_select(0, self.order[:, 0])
+        return self.inputs[self.order, torch.arange(self.first, self.first + self.count, device=self.inputs.device)]
 
     def followed_by(self, u: Tensor) -> Tensor:
         """The last inputs of every row and then its new ones: (batch, K - 1 + time, conv_dim)."""
-        if self.order is None:
-            return torch.cat([self.inputs.to(u.dtype), u], 1)
-        if torch.is_grad_enabled() or tracing.is_tracing() or self.inputs.dtype != u.dtype:
-            return torch.cat([self.inputs.index_select(0, self.order).to(u.dtype), u], 1)
-        count = self.inputs.shape[1]
-        extended = u.new_empty(u.shape[0], count + u.shape[1], u.shape[2])
-        torch.index_select(self.inputs, 0, self.order, out=extended[:, :count])
-        extended[:, count:] = u
+        is_moved = self.order is not None and self.order.shape[1] == 1 and self.room is None
+        if not is_moved or torch.is_grad_enabled() or tracing.is_tracing() or self.inputs.dtype != u.dtype:
+            return torch.cat([self.last_inputs().to(u.dtype), u], 1)
+        assert self.order is not None
+        extended = u.new_empty(u.shape[0], self.count + u.shape[1], u.shape[2])
+        torch.index_select(self.inputs, 0, self.order[:, 0], out=extended[:, : self.count])
+        extended[:, self.count :] = u
         return extended
+
+    def append(self, u: Tensor) -> tuple[Self, Tensor]:
+        """Writes the next input u (batch, conv_dim) into the room, and returns the state after it.
+
+        Also the order (batch, K or 1) in which the last K inputs lie, from the place `first` of this state on.
+        """
+        assert self.room, "reserve makes room"
+        rows = torch.arange(u.shape[0], device=u.device)[:, None]
+        self.inputs[: u.shape[0], self.first + self.count] = u
+        after = replace(self, lengths=self.lengths + 1, room=self.room - 1)
+        if self.order is None:
+            return after, rows
+        order = torch.cat([self.order.expand(-1, self.count), rows], 1)
+        return replace(after, order=order[:, 1:]), order
 
 
 ShortConvConfigT = TypeVar("ShortConvConfigT", bound=ShortConvConfig)
@@ -130,11 +168,25 @@ class ShortConvMixer(Mixer[ShortConvConfigT]):
         self, u: Tensor, new: Tensor | None, state: ShortConvState, query: Tensor | None = None
     ) -> tuple[Tensor, ShortConvState]:
         """The next chunk u (batch, time, conv_dim) of a stream, of which the first new[b] positions are tokens."""
+        if state.room is not None and new is None and u.shape[1] == 1 and may_gather(u, state.inputs):
+            return self._convolve_token(u, state, query)
         extended = state.followed_by(u)
         end = advanced(state.lengths, new, u.shape[1])
         taps, softmax = self.taps_or_logits(u if query is None else query, state.lengths, end)
         inputs = keep_last(extended, new, self.config.kernel_size - 1, dim=1)
-        return self._with_bias(tap_conv_extended(extended, taps, softmax=softmax)), ShortConvState(end, inputs)
+        after = ShortConvState(end, inputs, inputs.shape[1])
+        return self._with_bias(tap_conv_extended(extended, taps, softmax=softmax)), after
+
+    def _convolve_token(
+        self, u: Tensor, state: ShortConvState, query: Tensor | None = None
+    ) -> tuple[Tensor, ShortConvState]:
+        """The next token u (batch, 1, conv_dim) of streams whose state has room, or had: inputs stay where they are."""
+        state = state.reserve(1)
+        after, order = state.append(u[:, 0])
+        taps, softmax = self.taps_or_logits(u if query is None else query, state.lengths, after.lengths)
+        taps = normalised_taps(taps, softmax)
+        y = gathered_conv(state.inputs, taps if taps.dim() == 2 else taps[:, 0], order, state.first)
+        return self._with_bias(y[:, None]), after
 
     def _with_bias(self, y: Tensor) -> Tensor:
         return y if self.conv_bias is None else y + self.conv_bias
@@ -149,7 +201,7 @@ class ShortConvMixer(Mixer[ShortConvConfigT]):
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> ShortConvState:
         inputs = torch.zeros(batch, self.config.kernel_size - 1, self.config.width, device=device, dtype=dtype)
-        return ShortConvState(fresh_lengths(batch, device), inputs)
+        return ShortConvState(fresh_lengths(batch, device), inputs, inputs.shape[1])
 
     def step(self, x: Tensor, new: Tensor | None, state: ShortConvState) -> tuple[Tensor, ShortConvState]:
         y, state = self.convolve_step(self._enter(x), new, state)

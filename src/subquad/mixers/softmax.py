@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.kernels import tracing
+from subquad.kernels.gathered import gathered_attention, may_gather
 from subquad.mixers.attention import AttentionConfig, AttentionMixer
 from subquad.mixers.base import Capabilities
 from subquad.mixers.layout import Layout, right_padded
@@ -63,29 +64,48 @@ class SoftmaxState(State):
     """k, v: (batch, heads, capacity, d), empty from a row's length on. ragged: lengths may differ.
 
     room: how many places at the end of k and v no row has reached; None: only the lengths tell.
+    order: (batch, filled) int64, the row of k and v that holds each entry of a row; None: its own. A CPU moves the
+    order of a state with room, and leaves keys and values where they are.
     """
 
     k: Tensor
     v: Tensor
     ragged: bool
     room: int | None = 0
+    order: Tensor | None = None
 
     @property
     def filled(self) -> int:
         return self.k.shape[2] - (self.room or 0)
 
     def reorder(self, index: Tensor) -> Self:
+        lengths = self.lengths.index_select(0, index)
+        if self.order is not None:
+            return replace(self, lengths=lengths, order=self.order.index_select(0, index))
+        if self.room and self.filled and not self.ragged and self.k.device.type == "cpu":
+            return replace(self, lengths=lengths, order=index[:, None].expand(-1, self.filled))
         k, v = (select_rows(part, index, self.filled) for part in (self.k, self.v))
         room = None if self.room is None else k.shape[2] - self.filled
-        return replace(self, lengths=self.lengths.index_select(0, index), k=k, v=v, room=room)
+        return replace(self, lengths=lengths, k=k, v=v, room=room)
+
+    def in_order(self) -> Self:
+        """The state with keys and values in the rows that they belong to."""
+        if self.order is None:
+            return self
+        places = torch.arange(self.filled, device=self.k.device)
+        k, v = (part.transpose(1, 2)[self.order, places].transpose(1, 2) for part in (self.k, self.v))
+        return replace(self, k=k, v=v, room=0, order=None)
 
     def reserve(self, tokens: int) -> Self:
-        if self.room is not None and self.room >= tokens:
+        if self.room is not None and self.room >= tokens and self.k.shape[0] >= self.lengths.shape[0]:
             return self
-        k, v = (with_room(part, self.filled, tokens) for part in (self.k, self.v))
-        return replace(self, k=k, v=v, room=None if self.room is None else k.shape[2] - self.filled)
+        state = self.in_order()
+        k, v = (with_room(part, self.filled, tokens) for part in (state.k, state.v))
+        return replace(state, k=k, v=v, room=None if self.room is None else k.shape[2] - self.filled)
 
     def with_fixed_size(self) -> Self:
+        if self.order is not None:
+            return self.in_order().reserve(self.room or 0).with_fixed_size()
         for part in (self.k, self.v):
             part[:, :, self.filled :] = 0  # what weights of 0 meet must be finite
         return replace(self, room=None)
@@ -152,6 +172,9 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
 
     def step(self, x: Tensor, new: Tensor | None, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
         q, k, v = self.project(x, state.lengths)
+        if state.order is not None and new is None and x.shape[1] == 1 and may_gather(q, state.k):
+            return self._step_in_order(q, k, v, state)
+        state = state.in_order()
         time, room, ragged = x.shape[1], state.room, state.ragged or new is not None
         lengths = advanced(state.lengths, new, time)
         rows = (state.lengths, right_padded(lengths - state.lengths, time)) if ragged or room is None else None
@@ -163,6 +186,18 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
             mask = (torch.arange(k.shape[2], device=x.device) <= position[..., None])[:, None]
         return self.merge_heads(self.attend(q, k, v, mask)), after
 
+    def _step_in_order(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState) -> tuple[Tensor, SoftmaxState]:
+        """A step of one token (batch, heads, 1, d) that reads keys and values where an order says that they are."""
+        state, rows = state.reserve(1), torch.arange(q.shape[0], device=q.device)[:, None]
+        assert state.room
+        before = rows.expand(-1, state.filled) if state.order is None else state.order
+        for buffer, one in ((state.k, k), (state.v, v)):
+            buffer[: len(rows), :, state.filled] = one[:, :, 0]
+        order = torch.cat([before, rows], 1)
+        after = replace(state, lengths=state.lengths + 1, room=state.room - 1, order=order)
+        y = gathered_attention(q[:, :, 0], state.k, state.v, order, after.lengths)
+        return self.project_out(y[:, None]), after
+
     def encode_context(self, context: Tensor, layout: Layout) -> SoftmaxContext:
         k, v = self.project_part(context, 1, 3)
         if not torch.is_grad_enabled():  # many steps will read them
@@ -171,5 +206,15 @@ class Softmax(SoftmaxHeads[SoftmaxConfig]):
 
     def attend_context(self, x: Tensor, memory: SoftmaxContext) -> Tensor:
         (q,) = self.project_part(x, 0, 1)
+        if q.shape[2] <= FEW_QUERIES and may_gather(q, memory.k) and memory.k.is_contiguous():
+            return self._attend_by_row(q, memory)
         mask = right_padded(memory.lengths, memory.k.shape[2])[:, None, None, :] if memory.padded else None
         return self.merge_heads(self.attend(q, memory.k, memory.v, mask))
+
+    def _attend_by_row(self, q: Tensor, memory: SoftmaxContext) -> Tensor:
+        """Attention of a few queries (batch, heads, time, d) of each row, each on its own, to the row's context."""
+        batch, heads, time, width = q.shape
+        rows = torch.arange(batch, device=q.device).repeat_interleave(time)
+        queries = q.transpose(1, 2).reshape(batch * time, heads, width)
+        y = gathered_attention(queries, memory.k, memory.v, rows[:, None], memory.lengths[rows])
+        return self.project_out(y.view(batch, time, heads, width))

@@ -3,7 +3,8 @@
 A call returns the next state and leaves the one that it was given as it was. Where a state grows with every token, that
 means to copy it for every token. Decoding, which never looks back, reserves room instead:
 
-    reserve(n)           room for n tokens: calls write there, and a state that was given to one must not be used again
+    reserve(n)           room for n tokens: calls write there, and a state that was given to one must not be used again.
+                         States that come of it by `reorder` may share the room: only one of them may go on
     with_fixed_size()    a state with room whose shapes no call changes, as CUDA graphs and compiled steps need them
 """
 

@@ -41,6 +41,11 @@ def tap_conv_extended(extended: Tensor, taps: Tensor, *, softmax: bool = False) 
     return _checked(extended, taps, 0, extended.shape[1] - taps.shape[-1] + 1, softmax)
 
 
+def normalised_taps(taps: Tensor, softmax: bool) -> Tensor:
+    """The taps that a convolution works with, of taps or, with softmax=True, of their logits; without a gradient."""
+    return choose("conv", taps).softmax(taps) if softmax else taps
+
+
 def _checked(x: Tensor, taps: Tensor, before: int, length: int, softmax: bool) -> Tensor:
     assert x.shape[-1] % taps.shape[-2] == 0, (x.shape, taps.shape)
     assert taps.dim() == 2 or taps.shape[:2] == (x.shape[0], length), (x.shape, taps.shape)

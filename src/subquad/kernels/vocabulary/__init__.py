@@ -2,6 +2,8 @@
 
 log_sum_exp(values)[r]        log sum_i exp(values[r, i])
 largest(values, count)[r]     the `count` largest entries of a row, the largest first, and where they stand
+
+`normalised_largest` does both, reading each row half as often.
 """
 
 from typing import Any
@@ -21,6 +23,14 @@ def log_sum_exp(values: Tensor) -> Tensor:
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(rows, V) -> values and int64 places, (rows, count) each; count <= V. Of equal entries any may come first."""
     return _kernel(values).largest(values, count)
+
+
+def normalised_largest(values: Tensor, count: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`log_sum_exp`, and then `largest` without column `hidden`, which is set to -inf in place.
+
+    (rows, V) -> (rows,), and values and int64 places, (rows, count) each; count < V.
+    """
+    return _kernel(values).normalised_largest(values, count, hidden)
 
 
 def _kernel(values: Tensor) -> Any:

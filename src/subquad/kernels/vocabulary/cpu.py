@@ -2,7 +2,8 @@
 
 torch's logsumexp writes its exponentials to memory; here they are added up where they are made, 64 sums at a time.
 torch's topk sorts; here the largest of every 64th entry are found first. At least `count` entries are not below the
-count-th largest of those 64, so that a second reading, 64 at a time, meets little more than what is wanted.
+count-th largest of those 64, so that a second reading, 64 at a time, meets little more than what is wanted. Where both
+are asked for, they share the two readings of a row.
 """
 
 import math
@@ -17,6 +18,7 @@ from subquad.kernels.llvm.rows import adding, comparing, raising
 from subquad.kernels.llvm.vectors import ONE, SIXTY_FOUR, unsigned
 from subquad.kernels.numba_tools import compiled, plain, run, view
 from subquad.kernels.numba_tools import why_unavailable as why_unavailable
+from subquad.kernels.vocabulary import reference
 
 DTYPES = (torch.float32, torch.float64)
 _raise_64, _add_64, _any_of_64 = raising(64), adding(64), comparing(64)
@@ -61,10 +63,31 @@ def _keep(best, at, value, place, held, bound):  # type: ignore[no-untyped-def]
     return held
 
 
+@numba.njit(inline="always")
+def _bound_of(tops, best, at, bound):  # type: ignore[no-untyped-def]
+    """Sets the bound just below the last of as many tops as `best` has places, where there are so many."""
+    held = 0
+    if best.size <= 64:
+        for top in tops:
+            held = _keep(best, at, top, 0, held, bound)
+        bound[0] = np.nextafter(bound[0], tops.dtype.type(-np.inf))
+
+
+@numba.njit(inline="always")
+def _fill(best, at, held, values, start):  # type: ignore[no-untyped-def]
+    """Fills the places that are not held when all that is left of a row is minus infinity."""
+    empty = start
+    while held < best.size:
+        if values[empty] == -np.inf:
+            best[held], at[held] = values[empty], empty - start
+            held += 1
+        empty += ONE
+
+
 @compiled
 def _largest(found, places, values, count):  # type: ignore[no-untyped-def]
     """found[r], places[r]: the largest entries of row r of flat values with `count` entries a row, in falling order."""
-    most, n = found.shape[1], unsigned(count)
+    n = unsigned(count)
     for row in prange(found.shape[0]):
         tops = np.full(64, -np.inf, values.dtype)
         start, end = unsigned(row) * n, (unsigned(row) + ONE) * n
@@ -75,20 +98,43 @@ def _largest(found, places, values, count):  # type: ignore[no-untyped-def]
             tops[at - rest] = max(tops[at - rest], values[at])
         best, at = found[row], places[row]
         bound, held = np.full(1, -np.inf, values.dtype), 0  # only what is above the bound counts
-        if most <= 64:
-            for top in tops:
-                held = _keep(best, at, top, 0, held, bound)
-            bound[0], held = np.nextafter(bound[0], tops.dtype.type(-np.inf)), 0
+        _bound_of(tops, best, at, bound)
         for first in range(start, end, SIXTY_FOUR):
             if first == rest or _any_of_64(values, unsigned(first), bound, unsigned(0)):
                 for place in range(first, min(first + SIXTY_FOUR, end)):
                     held = _keep(best, at, values[place], place - start, held, bound)
-        empty = start
-        while held < most:  # then all that is left is minus infinity
-            if values[empty] == -np.inf:
-                best[held], at[held] = values[empty], empty - start
-                held += 1
-            empty += ONE
+        _fill(best, at, held, values, start)
+
+
+@compiled
+def _normalised_largest(out, found, places, values, count, hidden):  # type: ignore[no-untyped-def]
+    """`_log_sums` and then `_largest` without entry `hidden` of each row, which becomes -inf."""
+    n = unsigned(count)
+    for row in prange(found.shape[0]):
+        sums, tops = np.zeros(64, values.dtype), np.full(64, -np.inf, values.dtype)
+        bound, shift = np.full(1, -np.inf, values.dtype), np.empty(1, values.dtype)
+        start, end = unsigned(row) * n, (unsigned(row) + ONE) * n
+        rest = end - n % SIXTY_FOUR
+        aside = values[start + unsigned(hidden)]
+        values[start + unsigned(hidden)] = -np.inf
+        for at in range(start, rest, SIXTY_FOUR):
+            _raise_64(tops, values, unsigned(at))
+        for at in range(rest, end):
+            tops[at - rest] = max(tops[at - rest], values[at])
+        shift[0] = max(tops.max(), aside)
+        best, at = found[row], places[row]
+        _bound_of(tops, best, at, bound)
+        held, total = 0, math.exp(aside - shift[0])
+        for first in range(start, rest, SIXTY_FOUR):
+            _add_64(sums, values, unsigned(first), shift, unsigned(0))
+            if _any_of_64(values, unsigned(first), bound, unsigned(0)):
+                for place in range(first, first + SIXTY_FOUR):
+                    held = _keep(best, at, values[place], place - start, held, bound)
+        for place in range(rest, end):
+            total += math.exp(values[place] - shift[0])
+            held = _keep(best, at, values[place], place - start, held, bound)
+        out[row] = shift[0] + math.log(total + sums.sum())
+        _fill(best, at, held, values, start)
 
 
 def log_sum_exp(values: Tensor) -> Tensor:
@@ -104,3 +150,13 @@ def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     places = torch.empty(found.shape, dtype=torch.int64)
     run(_largest, view(found), view(places), view(values).ravel(), values.shape[-1])
     return found, places
+
+
+def normalised_largest(values: Tensor, count: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+    if not values.is_contiguous() or values.dtype not in DTYPES:  # the hidden column is written where it is
+        return reference.normalised_largest(values, count, hidden)
+    normaliser, found = values.new_empty(values.shape[0]), values.new_empty(values.shape[0], count)
+    places = torch.empty(found.shape, dtype=torch.int64)
+    arrays = view(normaliser), view(found), view(places), view(values).ravel()
+    run(_normalised_largest, *arrays, values.shape[-1], hidden)
+    return normaliser, found, places
