@@ -59,6 +59,14 @@ def implementation(operation: str, x: Tensor, *needs: str) -> str:
     return _name(operation, x.device.type, x.dtype, *needs).rpartition("_")[2]
 
 
+def has_kernel(operation: str, x: Tensor) -> bool:
+    """Whether `choose` takes something else than the reference for tensors like x; False also where it refuses."""
+    try:
+        return implementation(operation, x) != "reference"
+    except ValueError:
+        return False
+
+
 def check(name: str, device: torch.device) -> None:
     """ValueError if the variable has no known value, or asks for kernels that cannot work on tensors of a device.
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from subquad.kernels import tracing
 
+MANY_VALUES = 1 << 15
+"""From so many on, a CPU finds the padded positions first and fills them whole: `masked_fill` asks for every value."""
+
 
 class Layout(NamedTuple):
     """What a mechanism is told about the positions of `x`: (batch, time, channels).
@@ -94,7 +97,13 @@ def padding_tensor(padding: Tensor | Padding | None) -> Tensor | None:
 
 def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     """x (batch, time, channels) with zeros where padding (batch, time) is True; None: nowhere."""
-    return x if padding is None else x.masked_fill(padding[..., None], 0)
+    if padding is None:
+        return x
+    readable = x.device.type == "cpu" and type(x) is Tensor and tracing.may_read_values(x)
+    if not readable or tracing.is_transformed() or x.numel() < MANY_VALUES:
+        return x.masked_fill(padding[..., None], 0)
+    rows = padding.flatten().nonzero().squeeze(1)
+    return x.flatten(0, 1).index_fill(0, rows, 0).view(x.shape)
 
 
 def right_padded(lengths: Tensor, time: int) -> Tensor:

@@ -15,16 +15,14 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.dispatch import choose
+from subquad.kernels.dispatch import choose, has_kernel
 
 
 def may_gather(x: Tensor, buffer: Tensor) -> bool:
     """Whether a step may call these functions: on a CPU, in the precision of the buffer, and without a gradient."""
-    recorded = torch.is_grad_enabled() or tracing.is_tracing() or tracing.is_transformed()
-    return not recorded and x.device.type == "cpu" and x.dtype == buffer.dtype and x.dtype in PRECISIONS
-
-
-PRECISIONS = (torch.float32, torch.float64)
+    if torch.is_grad_enabled() or tracing.is_tracing() or x.device.type != "cpu" or x.dtype != buffer.dtype:
+        return False
+    return has_kernel("gathered", x)
 
 
 def gathered_attention(q: Tensor, k: Tensor, v: Tensor, order: Tensor, lengths: Tensor) -> Tensor:
