@@ -45,7 +45,13 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBertModel", ENCODER | MODERNBERT | {"layer_types": FULL}),
     "distilbert": ("DistilBertModel", ENCODER | {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}),
 }
-TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {"bart": ("BartForConditionalGeneration", ENCODER | BART)}
+T5: dict[str, Any] = {"d_model": 24, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+T5 |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 10}
+T5 |= {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0}
+TRANSLATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": ("BartForConditionalGeneration", ENCODER | BART),
+    "t5": ("T5ForConditionalGeneration", T5),
+}
 
 BERT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 BERT |= {"intermediate_size": 32, "max_position_embeddings": 32, "pad_token_id": 1}
@@ -61,13 +67,10 @@ REPLACED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
 }
 """Models of whose layers a mixer takes the whole place."""
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": VOCABULARY}
-T5 |= {"pad_token_id": 0, "decoder_start_token_id": 0}
 SWIN: dict[str, Any] = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2]}
 SWIN |= {"window_size": 4, "num_channels": 1}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2, capped logits": ("Gemma2ForCausalLM", DECODER | {"layer_types": FULL}),
-    "t5": ("T5EncoderModel", T5),
     "swin": ("SwinModel", SWIN),
 }
 """Models whose attention is more than queries, keys and values."""
@@ -84,6 +87,7 @@ def disturbed(model: nn.Module) -> Any:
 
 def tiny(kind: str, settings: dict[str, Any]) -> Any:
     model = getattr(transformers, kind)
+    torch.manual_seed(0)
     return disturbed(model(model.config_class(**settings)))
 
 
@@ -101,7 +105,8 @@ def inputs(host: str) -> dict[str, Tensor]:
         size = HOSTS[host][1]["image_size"]
         return {"pixel_values": torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))}
     tokens, mask = tokens_and_mask("right")
-    return {"input_ids": tokens, "attention_mask": mask}
+    decoder = {"decoder_input_ids": tokens} if host in TRANSLATORS else {}
+    return {"input_ids": tokens, "attention_mask": mask} | decoder
 
 
 def timm_vit() -> Any:

@@ -81,13 +81,15 @@ def test_both_sides_of_a_translator_are_swapped_and_cross_attention_stays(host: 
     before = translate(model, num_beams=3)
     swapped = subquad.swap(model, "local", window=64)
     assert [mixer.config.causal for mixer in mixers(model)] == [False, False, True, True]
-    assert all(layer.path.endswith("encoder_attn") for layer in swapped.refused)
+    assert all(layer.path.endswith(("encoder_attn", "EncDecAttention")) for layer in swapped.refused)
+    assert not any(layer.weights.new or layer.weights.dropped for layer in swapped.replaced)
     after = translate(model, num_beams=3)
     assert torch.equal(after.sequences, before.sequences)
     assert all(close(a, b) for a, b in zip(after.logits, before.logits, strict=True))
     swapped.undo()
     assert torch.equal(translate(model, num_beams=3).sequences, before.sequences)
-    subquad.swap(model, "performer", layers=[0, 1, 3])
+    mechanism = "eva" if host == "t5" else "performer"
+    subquad.swap(model, mechanism, layers=[0, 1, 3])
     with_cache, without = translate(model), translate(model, use_cache=False)
     assert torch.equal(with_cache.sequences, without.sequences)
     assert all(close(a, b) for a, b in zip(with_cache.logits, without.logits, strict=True))
@@ -96,9 +98,23 @@ def test_both_sides_of_a_translator_are_swapped_and_cross_attention_stays(host: 
 # ---------------------------------------------------------------------- refusals
 
 
-def test_t5_and_swin_are_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="positions in the logits"):
-        subquad.swap(tiny(*REFUSED["t5"]), "local")
+def test_t5_needs_windows_and_all_layers_or_not_the_first() -> None:
+    model = tiny(*TRANSLATORS["t5"])
+    for mechanism in ("performer", "lightconv"):
+        with pytest.raises(ValueError, match=f"{mechanism} has no place for them"):
+            subquad.swap(model, mechanism)
+    with pytest.raises(ValueError, match="relative follows from the model"):
+        subquad.swap(model, "local", relative="t5")
+    with pytest.raises(ValueError, match="no place for them"):
+        subquad.swap(model, "performer", layers=[0, 1])
+    subquad.swap(model, "local", window=64, layers=[0])
+    with pytest.raises(ValueError, match="the first layer computes the biases"):
+        translate(model)
+    subquad.swap(model, "local", window=64, layers=[1])
+    assert close(translate(model).logits[0], translate(tiny(*TRANSLATORS["t5"])).logits[0])
+
+
+def test_swin_is_refused_with_the_reason() -> None:
     for model in (tiny(*REFUSED["swin"]), timm_swin()):
         with pytest.raises(ValueError, match="windows of a few patches already"):
             subquad.swap(model, "local")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import subquad
-from tests.interop.swap_hosts import DECODERS, ENCODERS, tiny, tokens_and_mask, transformers
+from tests.interop.swap_hosts import DECODERS, ENCODERS, TRANSLATORS, inputs, tiny, tokens_and_mask, transformers
 
 BERT = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -45,6 +45,16 @@ def test_a_swapped_model_is_loaded_as_it_was_saved(host: str, tmp_path: Path) ->
     assert torch.allclose(outputs(again).float(), outputs(model), atol=1e-5)
     with pytest.raises(ValueError, match=r"subquad_swap|load_swapped"):
         outputs(transformers.AutoModel.from_pretrained(tmp_path))
+
+
+def test_biases_of_t5_are_loaded_with_the_mixers(tmp_path: Path) -> None:
+    model = tiny(*TRANSLATORS["t5"])
+    subquad.swap(model, "local", window=3)
+    model.get_submodule("encoder.block.1.layer.0.SelfAttention.subquad.mixer.bias").table.data.add_(0.5)
+    model.save_pretrained(tmp_path)
+    loaded = subquad.load_swapped(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs("t5")).logits, model(**inputs("t5")).logits)
 
 
 def test_the_trainer_saves_a_swapped_model(tmp_path: Path) -> None:

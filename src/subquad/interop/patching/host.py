@@ -58,6 +58,10 @@ class Host:
     """The config whose `use_cache` decides whether a causal layer gets a cache."""
     keeps_maps: bool = False
     """Whether a mixer with queries, keys and values works between the layer's own maps, which stay where they are."""
+    distance_bias: Callable[[Tensor], Tensor] | None = None
+    """What the layer adds to its logits, (heads, queries, keys), by distances from query to key, (queries, keys)."""
+    makes_bias_for: tuple[nn.Module, ...] = ()
+    """The layers that use the biases which this one computes, itself among them."""
 
 
 Adapter = Callable[[nn.Module, Sequence[nn.Module]], Host]

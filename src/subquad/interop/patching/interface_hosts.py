@@ -1,10 +1,12 @@
 """Attention layers of Hugging Face transformers that keep their maps when their attention is swapped.
 
 These are the layers with rotary positions, grouped queries or norms of queries and keys, which no mixer has: Llama and
-the decoders that are written like it, and ModernBERT; and those with plain maps: DistilBERT and BART.
+the decoders that are written like it, and ModernBERT; those with biases of distances, T5; and those with plain maps,
+DistilBERT and BART.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +57,25 @@ def bart(layer: Any, _: Sequence[nn.Module]) -> Host:
     return _describe(layer, _maps(layer, "q_proj", "k_proj", "v_proj", "out_proj"), layer.dropout)
 
 
+def t5(layer: Any, parents: Sequence[nn.Module]) -> Host:
+    """Describes T5Attention. The first layer of a stack has the biases of distances that all add to their logits."""
+    stack: Any = next(module for module in reversed(parents) if hasattr(module, "block"))
+    layers = tuple(block.layer[0].SelfAttention for block in stack.block)
+    first = layers[0]
+
+    def distance_bias(distance: Tensor) -> Tensor:
+        sizes = {
+            "num_buckets": first.relative_attention_num_buckets,
+            "max_distance": first.relative_attention_max_distance,
+        }
+        buckets = first._relative_position_bucket(distance, bidirectional=not first.is_decoder, **sizes)
+        weight = first.relative_attention_bias.weight
+        return weight[buckets.to(weight.device)].permute(2, 0, 1)
+
+    host = _describe(layer, _maps(layer, "q", "k", "v", "o"), layer.dropout, width=layer.key_value_proj_dim)
+    return replace(host, distance_bias=distance_bias, makes_bias_for=layers if layer is first else ())
+
+
 def _maps(layer: Any, *paths: str) -> dict[str, Tensor]:
     found = (linear_tensors(name, layer, path) for name, path in zip(("q", "k", "v", "out"), paths, strict=True))
     return {key: tensor for tensors in found for key, tensor in tensors.items()}
@@ -68,9 +89,9 @@ def _refuse_window(layer: Any, window: int | None) -> None:
         raise Refusal(reason)
 
 
-def _describe(layer: Any, tensors: dict[str, Tensor], dropout: float) -> Host:
+def _describe(layer: Any, tensors: dict[str, Tensor], dropout: float, width: int | None = None) -> Host:
     """Describes a layer by its maps. Where several queries share a key and value, each gets a copy of its own."""
-    width = getattr(layer, "head_dim", None) or layer.attention_head_size
+    width = width or getattr(layer, "head_dim", None) or layer.attention_head_size
     for name in [name for name in tensors if name[0] in "kv"]:
         groups = len(tensors["q.weight"]) // len(tensors[name])
         if groups > 1:
@@ -93,14 +114,11 @@ ADAPTERS: dict[str, Adapter] = {
     "transformers.models.modernbert.modeling_modernbert.ModernBertAttention": modernbert,
     "transformers.models.distilbert.modeling_distilbert.DistilBertSelfAttention": distilbert,
     "transformers.models.bart.modeling_bart.BartAttention": bart,
+    "transformers.models.t5.modeling_t5.T5Attention": t5,
 }
 
 SWIN = "Swin attends within windows of a few patches already, with a learned bias for each pair of places in them"
 REFUSED = {
-    "transformers.models.t5.modeling_t5.T5Attention": (
-        "T5 has its positions in the logits, as learned biases of distances, which reach over the whole sequence; a "
-        "mixer has no place for them"
-    ),
     "transformers.models.swin.modeling_swin.SwinAttention": SWIN,
     "timm.models.swin_transformer.WindowAttention": SWIN,
 }

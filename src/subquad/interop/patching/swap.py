@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from torch import nn
 
 from subquad.interop.patching import interface_hosts, timm_hosts, torch_hosts, transformers_hosts
-from subquad.interop.patching.between import build_between, find_cache, plan_between, weights_between
+from subquad.interop.patching.between import build_between, plan_between, prepare_call, weights_between
 from subquad.interop.patching.copy_weights import build_replacement, copy_weights
 from subquad.interop.patching.host import Adapter, Host, Refusal, SwappedAttention
 from subquad.interop.patching.saving import write_into_config
@@ -69,8 +69,8 @@ def swap(model: nn.Module, mixer: str, *, layers: Iterable[int] | None = None, *
             continue
         notes = _notes(host, replacement)
         if inner is not None:
-            weights = weights_between(found.layer, inner)
-            changes += plan_between(found.layer, inner)
+            weights = weights_between(found.layer, host, inner)
+            changes += plan_between(found.layer, host, inner)
             between.append(found.layer)
         else:
             weights = copy_weights(host, replacement)
@@ -82,7 +82,7 @@ def swap(model: nn.Module, mixer: str, *, layers: Iterable[int] | None = None, *
         raise ValueError(f"no layer could be swapped; {refused[-1].path}: {refused[-1].reason}")
     for owner, name, _, after in changes:
         setattr(owner, name, after)
-    on_undo = [layer.register_forward_pre_hook(find_cache, with_kwargs=True).remove for layer in between]
+    on_undo = [layer.register_forward_pre_hook(prepare_call, with_kwargs=True).remove for layer in between]
     numbers = [layer.number for layer in replaced]
     take_out = write_into_config(model, {"mixer": mixer, "layers": numbers, "options": options})
     return SwapReport(mixer, replaced, refused, changes, [*on_undo, take_out] if take_out else on_undo)
