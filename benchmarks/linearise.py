@@ -46,11 +46,11 @@ IMAGE_CASES: dict[str, dict[str, Any]] = {
     "hybrid": {"mixer": "eva=window=16", "keep": 1},
 }
 IMAGE_BUDGET: dict[str, Any] = {
-    "transfer_updates": 160,
-    "tune_updates": 320,
+    "transfer_updates": 320,
+    "tune_updates": 160,
     "batch": 16,
     "transfer_lr": 2e-3,
-    "tune_lr": 1e-3,
+    "tune_lr": 2e-4,
     "distill": 1.0,
     "valid_samples": 250,
 }

@@ -96,7 +96,7 @@ def test_layers_that_cost_most_keep_their_attention(tmp_path: Path) -> None:
         alone = stages_for("llama", tmp_path / str(number), "identity", transfer_updates=0, tune="none")
         alone.layers = AttentionLayers(alone.model, alone.options.mixer)
         with alone.layers.replaced([number]):
-            losses[number] = evaluate(alone.model, alone.valid, 4).loss().value
+            losses[number] = evaluate(alone.model, alone.data.train, 4).loss().value
     assert stages.layer_losses == losses
     (kept,) = stages.kept
     assert losses[kept] == max(losses.values())

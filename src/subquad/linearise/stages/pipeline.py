@@ -33,8 +33,8 @@ from subquad.progress import Progress
 from subquad.train.rng import seed_all
 
 FORMAT = 1
-ERROR_SAMPLES = 32
-"""How many samples the errors of the transfer are measured on at most."""
+CHOICE_SAMPLES = 64
+"""How many training samples decide about layers at most: those that are evaluated on must not."""
 TEACHER, SWAPPED, TRANSFERRED, HYBRID, TUNED = "teacher", "swapped", "transfer", "hybrid", "finetune"
 """The names of scores: before anything, after the bare swap, and after each step."""
 
@@ -45,7 +45,7 @@ class Stages:
 
     scores: in the order of the work. kept: layers that keep attention because replacing them costs most.
     layer_losses: in nats, of replacing each layer alone. transfer_errors: of each layer's output, before and after the
-    transfer, on samples that are evaluated on; a layer whose error grew goes on with the weights from before.
+    transfer; a layer whose error grew goes on with the weights from before. Both are measured on training samples.
     """
 
     model: nn.Module
@@ -108,7 +108,7 @@ class Stages:
         if prepared is None:
             return False
         mixers, transfer = prepared
-        samples, size = thin_out(self.valid, ERROR_SAMPLES), self.options.batch
+        samples, size = thin_out(self.data.train, CHOICE_SAMPLES), self.options.batch
         begun = {number: copy.deepcopy(layer.replacement.state_dict()) for number, layer in self.layers.layers.items()}
         before = transfer.errors(samples, size)
         stage = Stage(self.plan(TRANSFERRED), mixers, transfer, self.out / TRANSFERRED)
@@ -127,9 +127,8 @@ class Stages:
             found = read_metadata(path, FORMAT, "losses of layers", ["losses"])["losses"]
             self.layer_losses = {int(number): loss for number, loss in found.items()}
         else:
-            self.layer_losses = replacement_losses(
-                self.model, self.layers, self.valid, self.options.batch, self.progress
-            )
+            samples = thin_out(self.data.train, CHOICE_SAMPLES)
+            self.layer_losses = replacement_losses(self.model, self.layers, samples, self.options.batch, self.progress)
             write_metadata(path, {"format": FORMAT, "losses": self.layer_losses})
         self.kept = most_costly(self.layer_losses, self.options.keep)
         self.layers.drop(self.kept)
