@@ -174,8 +174,7 @@ class EVA(WindowMixer[EVAConfig]):
         {"window": 4, "chunk_size": 2, "relative": "t5", "overlap": True},
         {"window": 4, "variant": "decoder", "chunk_size": 4},
         {"window": 3, "landmarks": 2, "adaptive": "none"},
-        {"window": 4, "chunk_size": 2, "rotary": True},
-        {"window": 4, "chunk_size": 2, "adaptive": "identity"},
+        {"window": 4, "chunk_size": 2, "rotary": True, "adaptive": "identity"},
     )
 
     def setup(self) -> None:
