@@ -2,10 +2,14 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 lm_eval = pytest.importorskip("lm_eval", reason="pip install 'subquad[lm-eval]'")
@@ -26,7 +30,7 @@ RECIPE: dict[str, Any] = {
     "model": {"preset": "lm_small", "dim": 16, "decoder": {"layers": 1, "heads": 2, "ffn_dim": 16}},
     "optim": {"name": "adam"},
     "schedule": {"kind": "inverse-sqrt", "lr": 1e-2, "warmup_updates": 2},
-    "train": {"updates": 20, "budget": {"max_tokens": 512}},
+    "train": {"updates": 60, "validate_every": 60, "budget": {"max_tokens": 512}},
 }
 
 
@@ -93,10 +97,55 @@ def test_the_harness_runs_its_kinds_of_tasks(run: Path, tmp_path: Path, monkeypa
     assert len(texts) == 2
     assert all("e" not in said and len(said) <= 8 for said in texts)
     # Whole samples are scored alike by both; ours also counts the end of the last line, in a sample of its own.
-    ours = evaluate_run(load_trained(run), "test").measures["ppl"].statistics
-    assert ours[-1, 1] == 1
+    trained = load_trained(run)
+    ours = evaluate_run(trained, "test").measures["ppl"].statistics
+    assert ours[:, 1].sum() == len(TEXT) + 1
+    words = trained.tokenizer("text")
+    with torch.no_grad():
+        logits = trained.model(torch.tensor([words.encode(TEXT[-1])])).logits[0, 0]
     theirs = results["rolling"]["bits_per_byte,none"] * len(TEXT) * math.log(2)
-    assert theirs == pytest.approx(ours[:-1, 0].sum(), rel=1e-5)
+    assert theirs - float(logits.log_softmax(-1)[words.eos]) == pytest.approx(ours[:, 0].sum(), rel=1e-5)
+
+
+@pytest.mark.nightly
+def test_the_command_line_of_the_harness(run: Path, tmp_path: Path) -> None:
+    """Our model and the exported one have the same results in tasks of a folder, by the harness's own commands."""
+    common = {"test_split": "test", "dataset_path": "json"}
+    rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
+    choice = {"output_type": "multiple_choice", "doc_to_text": "{{start}}", "doc_to_choice": "{{ends}}"}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "line": [{"text": line} for line in (*LINES, " ".join(LINES))],
+        "colours": [
+            {"start": "the house is", "ends": ["red and", "%%% %%%"], "right": 0},
+            {"start": "the cat is", "ends": ["@@@@ @@@", "blue and"], "right": 1},
+            {"start": "the tree is", "ends": ["blue and", "qqqq qqq"], "right": 0},
+        ],
+    }
+    tasks = {
+        "line": {**rolling, "metric_list": [{"metric": "bits_per_byte"}]},
+        "colours": {**choice, "doc_to_target": "{{right}}", "metric_list": [{"metric": "acc"}]},
+    }
+    for name, options in tasks.items():
+        (tmp_path / f"{name}.yaml").write_text(
+            yaml.safe_dump({**task(tmp_path, rows[name], task=name), **common, **options})
+        )
+    assert command(["export", str(run), "--to", "huggingface", "--out", str(tmp_path / "exported")]) == 0
+    exported = f"pretrained={tmp_path / 'exported'},trust_remote_code=True,max_length=64"
+    found = {}
+    for module, model, options in (
+        ("subquad.interop.lm_eval", "subquad", f"run={run}"),
+        ("lm_eval", "hf", exported),
+    ):
+        words = ["--model", model, "--model_args", options, "--tasks", "line,colours", "--include_path", str(tmp_path)]
+        words += ["--device", "cpu", "--output_path", str(tmp_path / model)]
+        env = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run([sys.executable, "-m", module, *words], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        (result,) = (tmp_path / model).rglob("results_*.json")
+        found[model] = json.loads(result.read_text())["results"]
+    ours, theirs = found["subquad"], found["hf"]
+    assert ours["colours"]["acc,none"] == theirs["colours"]["acc,none"] == 1.0
+    assert ours["line"]["bits_per_byte,none"] == pytest.approx(theirs["line"]["bits_per_byte,none"], rel=1e-4)
 
 
 def test_a_context_is_cut_and_a_continuation_is_not(run: Path) -> None:

@@ -4,7 +4,12 @@
     from subquad.interop.lm_eval import SubquadLM
     lm_eval.simple_evaluate(model=SubquadLM("runs/wikitext2"), tasks=["lambada_openai"])
 
-Importing this module also registers the model as `subquad`, with the argument `run`. Texts are read as in training: a
+Importing this module also registers the model as `subquad`, with the argument `run`. The harness's command line knows
+only its own models, so this module is also that command with ours:
+
+    python -m subquad.interop.lm_eval --model subquad --model_args run=runs/wikitext2 --tasks lambada_openai
+
+Texts are read as in training: a
 line break becomes the eos of a line, and a text begins after an eos. Generated text ends with its line.
 """
 
@@ -139,3 +144,9 @@ class SubquadLM(TemplateLM):
 def _cut_at_stops(text: str, stops: Sequence[str]) -> str:
     """Returns the text before the first of the strings that end it."""
     return text[: min([len(text), *(place for stop in stops if stop and (place := text.find(stop)) >= 0)])]
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
