@@ -314,32 +314,3 @@ def test_the_regulariser_counts_as_in_training() -> None:
     plain = torch.nn.functional.cross_entropy(held(images).logits, labels)
     aux = held.model(images).aux
     torch.testing.assert_close(held(images, labels=labels).loss, plain + 0.5 * aux.mean())
-
-
-@pytest.mark.parametrize("kind", ["text", "translation", "images"])
-def test_gradient_checkpointing_gives_the_same_gradients(kind: str) -> None:
-    given: dict[str, Any]
-    if kind == "images":
-        model = wrapped(vision("eva"))
-        given = {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
-    elif kind == "text":
-        model, tokens = wrapped(language_model("eva")), torch.tensor(PROMPTS[2:])
-        given = {"input_ids": tokens, "labels": tokens}
-    else:
-        model = wrapped(translator_model("dynamicconv"))
-        given = {**right_padded(SOURCES), "labels": torch.tensor([[4, EOS]] * 3)}
-    model.train()
-    found: list[dict[str, Tensor]] = []
-    for enabled in (False, True):
-        if enabled:
-            model.gradient_checkpointing_enable()
-        assert model.is_gradient_checkpointing is enabled
-        model.zero_grad()
-        torch.manual_seed(4)
-        model(**given).loss.backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(gradient, found[1][name], msg=name)
-    model.gradient_checkpointing_disable()
-    assert not model.is_gradient_checkpointing

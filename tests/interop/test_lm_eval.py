@@ -110,7 +110,6 @@ def test_the_harness_runs_its_kinds_of_tasks(run: Path, tmp_path: Path, monkeypa
 @pytest.mark.nightly
 def test_the_command_line_of_the_harness(run: Path, tmp_path: Path) -> None:
     """Our model and the exported one have the same results in tasks of a folder, by the harness's own commands."""
-    common = {"test_split": "test", "dataset_path": "json"}
     rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
     choice = {"output_type": "multiple_choice", "doc_to_text": "{{start}}", "doc_to_choice": "{{ends}}"}
     rows: dict[str, list[dict[str, Any]]] = {
@@ -121,22 +120,29 @@ def test_the_command_line_of_the_harness(run: Path, tmp_path: Path) -> None:
             {"start": "the tree is", "ends": ["blue and", "qqqq qqq"], "right": 0},
         ],
     }
-    tasks = {
+    tasks: dict[str, dict[str, Any]] = {
         "line": {**rolling, "metric_list": [{"metric": "bits_per_byte"}]},
         "colours": {**choice, "doc_to_target": "{{right}}", "metric_list": [{"metric": "acc"}]},
     }
     for name, options in tasks.items():
-        (tmp_path / f"{name}.yaml").write_text(
-            yaml.safe_dump({**task(tmp_path, rows[name], task=name), **common, **options})
-        )
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(task(tmp_path, rows[name], task=name, **options)))
     assert command(["export", str(run), "--to", "huggingface", "--out", str(tmp_path / "exported")]) == 0
     exported = f"pretrained={tmp_path / 'exported'},trust_remote_code=True,max_length=64"
     found = {}
-    for module, model, options in (
+    for module, model, arguments in (
         ("subquad.interop.lm_eval", "subquad", f"run={run}"),
         ("lm_eval", "hf", exported),
     ):
-        words = ["--model", model, "--model_args", options, "--tasks", "line,colours", "--include_path", str(tmp_path)]
+        words = [
+            "--model",
+            model,
+            "--model_args",
+            arguments,
+            "--tasks",
+            "line,colours",
+            "--include_path",
+            str(tmp_path),
+        ]
         words += ["--device", "cpu", "--output_path", str(tmp_path / model)]
         env = os.environ | {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
         done = subprocess.run([sys.executable, "-m", module, *words], env=env, capture_output=True, text=True)
