@@ -213,8 +213,8 @@ def landmark_problems() -> list[Problem]:
 
 def word_problems() -> list[Problem]:
     found = []
-    for count, smoothing in ((1, 0.0), (7, 0.1), (67, 0.0)):
-        target = torch.randint(0, 11, (count,)).masked_fill(torch.rand(count) < 0.3, 1)
+    for count, vocab, smoothing in ((1, 11, 0.0), (7, 11, 0.1), (67, 11, 0.0), (5, 131, 0.1)):
+        target = torch.randint(0, vocab, (count,)).masked_fill(torch.rand(count) < 0.3, 1)
         target[0] = 2
 
         def run(
@@ -223,10 +223,11 @@ def word_problems() -> list[Problem]:
             words = bias[0] if bias else None
             return linear_cross_entropy(features, weight, words, target, pad=1, smoothing=smoothing)[0]
 
-        inputs, name = [drawn(count, WIDTH), drawn(11, WIDTH)], f"{count} tokens, smoothing {smoothing}"
+        inputs = [drawn(count, WIDTH), drawn(vocab, WIDTH)]
+        name = f"{count} tokens of {vocab}, smoothing {smoothing}"
         found += [
             Problem("cross_entropy", name, inputs, run),
-            Problem("cross_entropy", f"{name}, bias", [*inputs, drawn(11)], run),
+            Problem("cross_entropy", f"{name}, bias", [*inputs, drawn(vocab)], run),
         ]
     return found
 

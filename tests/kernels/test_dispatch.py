@@ -214,7 +214,7 @@ def test_without_numba() -> None:
         "sys.modules['numba'] = None\n"
         "assert conv.tap_conv(x, taps, 2)[0, :, 0].tolist() == [1, 2, 3, 3, 3]\n"
         "(problem,) = dispatch.problems()\n"
-        "assert problem.startswith('conv, gathered, linear, vocabulary: '), problem\n"
+        "assert problem.startswith('conv, cross_entropy, gathered, linear, vocabulary: '), problem\n"
         "assert 'pip install numba' in problem, problem\n"
         "assert 'plain torch is used instead' in problem, problem\n"
         "os.environ['SUBQUAD_KERNELS'] = 'cpu'\n"

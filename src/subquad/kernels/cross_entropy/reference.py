@@ -3,6 +3,7 @@
 Padded targets are left out before anything is computed, which a CPU can see at once; another device is waited for.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ GPU_ELEMENTS = 1 << 27
 """Logits in a chunk elsewhere: some hundreds of megabytes, so that launches are few and their products large."""
 LEAST_ROWS = 128
 """Fewer rows make the matrix products slow."""
+RowLosses = Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor]]
+"""From logits (n, V), targets, smoothing and whether to differentiate to what `_row_losses` returns."""
 
 
 def chunk_rows(vocab: int, device: torch.device) -> int:
@@ -31,13 +34,18 @@ def linear_cross_entropy(
     pad: int,
     smoothing: float,
     dtype: torch.dtype,
+    row_losses: RowLosses | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sums of the loss and of nll; see the public function. dtype: that of the products."""
+    """Sums of the loss and of nll; see the public function. dtype: that of the products.
+
+    row_losses: what does the work of `_row_losses`, and may put the gradient where the logits are.
+    """
     features, target = without_padding(features, target, pad)
     if dtype == torch.float16:  # its gradients need the loss's scale before they are rounded: not in the forward pass
         logits = F.linear(features, weight, bias)
         return _LogitLoss.apply(logits, target, smoothing, torch.is_grad_enabled())
-    return _LinearLoss.apply(features, weight, bias, target, smoothing, dtype, torch.is_grad_enabled())
+    rule = row_losses or _row_losses
+    return _LinearLoss.apply(features, weight, bias, target, smoothing, dtype, torch.is_grad_enabled(), rule)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, pad: int, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -120,6 +128,7 @@ class _LinearLoss(torch.autograd.Function):
         smoothing: float,
         dtype: torch.dtype,
         differentiate: bool,
+        row_losses: RowLosses,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         given = (features, weight, bias)
@@ -138,7 +147,7 @@ class _LinearLoss(torch.autograd.Function):
                 logits = F.linear(narrow[chunk], words).to(wide)
                 if bias is not None:
                     logits += bias
-                part, part_nll, upstream = _row_losses(logits, target[chunk], smoothing, wanted)
+                part, part_nll, upstream = row_losses(logits, target[chunk], smoothing, wanted)
                 total += part
                 nll += part_nll
                 del logits
@@ -159,7 +168,7 @@ class _LinearLoss(torch.autograd.Function):
                 if gradient is not None:
                     gradient.mul_(scale)
         typed = [None if g is None else g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True)]
-        return (*typed, None, None, None, None)
+        return (*typed, None, None, None, None, None)
 
 
 def _add_products(

@@ -53,6 +53,49 @@ def adding(width: int) -> Callable[..., None]:
     return add_exponentials
 
 
+def exponentiating(width: int) -> Callable[..., None]:
+    """values[at + i] = exp(values[at + i] - shifts[row]), and sums[i] += that, i < width."""
+
+    @intrinsic
+    def write_exponentials(_: Any, sums: Any, values: Any, at: Any, shifts: Any, row: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            (sums_type, values_type, _, shifts_type, _), (sums, values, at, shifts, row) = signature.args, args
+            size = values_type.dtype.bitwidth // 8
+            shift = load(builder, vector_at(context, builder, shifts_type, shifts, row, 1), size)
+            place = vector_at(context, builder, values_type, values, at, width)
+            x = builder.fsub(load(builder, place, size), repeat(builder, shift, width))
+            e = exponential(builder, x, 8 * size)
+            builder.store(e, place).align = size
+            pointer = vector_at(context, builder, sums_type, sums, row.type(0), width)
+            builder.store(builder.fadd(load(builder, pointer, size), e), pointer).align = size
+            return context.get_dummy_value()
+
+        return types.void(sums, values, index_type, shifts, index_type), generate
+
+    return write_exponentials
+
+
+def raising_and_adding(width: int) -> Callable[..., None]:
+    """tops[i] = max(tops[i], values[at + i]), and sums[i] += values[at + i], i < width."""
+
+    @intrinsic
+    def raise_and_add(_: Any, tops: Any, sums: Any, values: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            (tops_type, sums_type, values_type, _), (tops, sums, values, at) = signature.args, args
+            size = values_type.dtype.bitwidth // 8
+            x = load(builder, vector_at(context, builder, values_type, values, at, width), size)
+            pointer = vector_at(context, builder, tops_type, tops, at.type(0), width)
+            top = load(builder, pointer, size)
+            builder.store(builder.select(builder.fcmp_ordered(">", x, top), x, top), pointer).align = size
+            pointer = vector_at(context, builder, sums_type, sums, at.type(0), width)
+            builder.store(builder.fadd(load(builder, pointer, size), x), pointer).align = size
+            return context.get_dummy_value()
+
+        return types.void(tops, sums, values, index_type), generate
+
+    return raise_and_add
+
+
 def comparing(width: int) -> Callable[..., bool]:
     """Whether any of values[at + i], i < width, is above limits[place]."""
 
