@@ -19,6 +19,7 @@ CPU = [
     "chunk_values",
     "conv",
     "cross_entropy",
+    "dropout",
     "feature_attention",
     "gathered",
     "landmark_attention",
@@ -28,7 +29,7 @@ CPU = [
     "window_attention",
 ]
 ALL_PRECISIONS = ["conv", "cross_entropy", "primal_scores"]
-GPU = sorted({*CPU, "scan"} - {"gathered", "linear", "vocabulary"})
+GPU = sorted({*CPU, "scan"} - {"dropout", "gathered", "linear", "vocabulary"})
 X = torch.zeros(1)
 
 
@@ -60,7 +61,7 @@ def implementations(setting: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_folder_with_a_reference_is_an_operation() -> None:
-    assert dispatch.operations() == sorted([*CPU, "dropout", "scan"])
+    assert dispatch.operations() == sorted([*CPU, "scan"])
     for operation in dispatch.operations():
         dispatch.choose(operation, X)
 
@@ -68,7 +69,7 @@ def test_every_folder_with_a_reference_is_an_operation() -> None:
 def test_auto_takes_the_kernels_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     found = implementations("auto", X, monkeypatch)
     assert [operation for operation, name in found.items() if name == "cpu"] == CPU
-    assert {found["scan"], found["dropout"]} == {"reference"}
+    assert found["scan"] == "reference"
     assert set(implementations("auto", X.to("meta"), monkeypatch).values()) == {"reference"}
     assert set(implementations("reference", X, monkeypatch).values()) == {"reference"}
     assert dispatch.problems() == []
@@ -84,7 +85,7 @@ def test_a_precision_that_a_kernel_does_not_take_is_the_references(monkeypatch: 
 
 
 def test_a_forced_kernel_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert implementations("cpu", X, monkeypatch) == dict.fromkeys(CPU, "cpu") | {"dropout": "reference", "scan": ""}
+    assert implementations("cpu", X, monkeypatch) == dict.fromkeys(CPU, "cpu") | {"scan": ""}
     with pytest.raises(ValueError, match="scan: SUBQUAD_KERNELS=cpu is not possible: it has no cpu kernel"):
         dispatch.choose("scan", X)
 
@@ -92,7 +93,16 @@ def test_a_forced_kernel_that_is_not_there_is_refused(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("interpreted")
 def test_a_forced_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = implementations("gpu", X, monkeypatch)
-    assert found == dict.fromkeys(CPU, "") | dict.fromkeys(GPU, "gpu") | {"dropout": "reference"}
+    assert found == dict.fromkeys(CPU, "") | dict.fromkeys(GPU, "gpu")
+
+
+def test_whether_there_is_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dispatch.has_kernel("dropout", X)
+    assert not dispatch.has_kernel("dropout", X.half())
+    assert not dispatch.has_kernel("dropout", X.to("meta"))
+    for setting in ("reference", "gpu"):
+        monkeypatch.setenv(dispatch.VARIABLE, setting)
+        assert not dispatch.has_kernel("dropout", X)
 
 
 def test_a_case_that_a_kernel_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +224,7 @@ def test_without_numba() -> None:
         "sys.modules['numba'] = None\n"
         "assert conv.tap_conv(x, taps, 2)[0, :, 0].tolist() == [1, 2, 3, 3, 3]\n"
         "(problem,) = dispatch.problems()\n"
-        "assert problem.startswith('conv, cross_entropy, gathered, linear, vocabulary: '), problem\n"
+        "assert problem.startswith('conv, cross_entropy, dropout, gathered, linear, vocabulary: '), problem\n"
         "assert 'pip install numba' in problem, problem\n"
         "assert 'plain torch is used instead' in problem, problem\n"
         "os.environ['SUBQUAD_KERNELS'] = 'cpu'\n"

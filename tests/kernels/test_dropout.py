@@ -23,6 +23,40 @@ def test_values_are_dropped_with_their_chance_and_the_mean_is_kept(rate: float, 
         assert abs(share - rate) < 6 * (rate * (1 - rate) / part.numel()) ** 0.5
 
 
+def philox(counter: tuple[int, ...], key: tuple[int, ...]) -> list[int]:
+    """Four 32-bit numbers: Philox4x32 with 7 rounds, in whole numbers."""
+    (a, b, c, d), (first, second), most = counter, key, 2**32
+    for _ in range(7):
+        one, two = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = two // most ^ b ^ first, two % most, one // most ^ d ^ second, one % most
+        first, second = (first + 0x9E3779B9) % most, (second + 0xBB67AE85) % most
+    return [a, b, c, d]
+
+
+def test_values_are_dropped_by_numbers_that_count() -> None:
+    """By 16 bits each of Philox, which the generator gives a seed; its first block is that of Random123's own tests."""
+    assert philox((0, 0, 0, 0), (0, 0)) == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
+    torch.manual_seed(3)
+    seed = torch.empty((), dtype=torch.int64).random_(-(2**63), None).item()
+    seed, draws = int(seed) % 2**64, []
+    for step in range(3):
+        blocks = [philox((16 * step + lane, 0, 0, 0), (seed % 2**32, seed // 2**32)) for lane in range(16)]
+        draws += [half for part in range(4) for block in blocks for half in divmod(block[part], 2**16)[::-1]]
+    torch.manual_seed(3)
+    kept = dropout(torch.ones(301), 0.25, training=True) != 0
+    assert kept.tolist() == [draw >= 2**14 for draw in draws[:301]]
+
+
+def test_the_gradient_of_a_gradient() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(1)
+    y = dropout(x, 0.3, training=True)
+    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(second * x.detach(), gradient.detach())
+
+
 def test_gradients_follow_the_mask() -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 5, requires_grad=True)
