@@ -13,7 +13,7 @@ WIDE = 4
 """Bytes of what is kept in float32."""
 
 
-@traffic("landmark_attention._summarise")
+@traffic("landmark_attention.summarise")
 def summarise(launch: Launch) -> Traffic:
     """Keys and values, and queries where these decide the weights."""
     k = launch.arguments
@@ -23,7 +23,7 @@ def summarise(launch: Launch) -> Traffic:
     return Traffic(moved, stored * WIDE, _dots(launch, 1, 1 + k.WEIGHTED))
 
 
-@traffic("landmark_attention._combine")
+@traffic("landmark_attention.combine")
 def combine(launch: Launch) -> Traffic:
     """The sums and statistics of all spans of a head."""
     k = launch.arguments
@@ -34,7 +34,7 @@ def combine(launch: Launch) -> Traffic:
     return Traffic(launch.programs * moved, launch.programs * stored * WIDE)
 
 
-@traffic("landmark_attention._attend")
+@traffic("landmark_attention.attend")
 def attend(launch: Launch) -> Traffic:
     """Queries; y is stored."""
     k = launch.arguments
@@ -42,7 +42,7 @@ def attend(launch: Launch) -> Traffic:
     return Traffic(moved, k.y.numel() * k.y.element_size(), _dots(launch, 1, 1 + k.WEIGHTED))
 
 
-@traffic("landmark_attention._query_gradients")
+@traffic("landmark_attention.query_gradients")
 def query_gradients(launch: Launch) -> Traffic:
     """Queries and the gradient of y. Sums over the span are stored, or the gradient of queries and one sum."""
     k = launch.arguments
@@ -58,7 +58,7 @@ def query_gradients(launch: Launch) -> Traffic:
     return Traffic(moved, stored, _dots(launch, products, 1 + k.WEIGHTED))
 
 
-@traffic("landmark_attention._key_gradients")
+@traffic("landmark_attention.key_gradients")
 def key_gradients(launch: Launch) -> Traffic:
     """Keys and values, of which the gradients are stored, and a sum over the span."""
     k = launch.arguments

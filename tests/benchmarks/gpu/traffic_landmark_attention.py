@@ -21,5 +21,5 @@ def check_landmark_attention(
     mask = torch.ones(2, time, dtype=torch.bool) if masked else None
     with checked_traffic() as ran:
         landmark_attention(qkv, w, w, b, opt, mask).sum().backward()
-    names = ["_summarise", "_combine", "_attend", "_query_gradients", "_query_gradients", "_key_gradients"]
+    names = ["summarise", "combine", "attend", "query_gradients", "query_gradients", "key_gradients"]
     assert ran == [f"landmark_attention.{name}" for name in names]

@@ -175,7 +175,7 @@ def compile_all(target: str, sizes: Sizes, dtype: torch.dtype, weighted: bool, m
         assert launch.spilled_bytes <= (16 if target == "sm_100" else 0), launch
         assert launch.shared_memory <= TARGETS["sm_86"].shared_memory, launch
         assert launch.occupancy >= 0.125, launch
-        assert (launch.tensor_core_instructions > 0) == (launch.kernel != "_combine"), launch
+        assert (launch.tensor_core_instructions > 0) == (launch.kernel != "combine"), launch
 
 
 def test_compiles(triton_cache: None) -> None:

@@ -17,8 +17,7 @@ import triton
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.landmark_attention import LARGE, OptWeights, reference
-from subquad.kernels.landmark_attention import gpu_kernels as kernels
+from subquad.kernels.landmark_attention import LARGE, OptWeights, gpu_gradients, gpu_kernels, reference
 from subquad.kernels.triton_tools import dot_precision
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -173,18 +172,18 @@ def _forward(
     inputs = (qkv, w_keys, w_queries, shared, directions, balance, mean_weights, mask, alpha)
     grid, weighted = (launches.pairs, launches.splits), directions is not None
     with torch.cuda.device_of(qkv):
-        kernels._summarise[grid](
+        gpu_kernels.summarise[grid](
             launches.qkv, mask=launches.mask, sums=sums, statistics=statistics, scale=scale, WEIGHTED=weighted,
             **_landmarks("w", w_keys), **_landmarks("f", directions), **launches.sizes, **launches.strides,
             **launches.constants | {"num_stages": launches.forward_stages},
         )  # fmt: skip
         landmarks, width = launches.padded
-        kernels._combine[(launches.pairs,)](
+        gpu_kernels.combine[(launches.pairs,)](
             sums, statistics, u, log_sums, launches.splits, *w_keys.shape[2:],
             WEIGHTED=weighted, LANDMARKS=landmarks, WIDTH=width,
         )  # fmt: skip
         arguments = _query_arguments(inputs, scale, launches) | {"num_stages": launches.forward_stages}
-        kernels._attend[grid](launches.qkv, u=u, log_sums=log_sums, y=y, **arguments)
+        gpu_kernels.attend[grid](launches.qkv, u=u, log_sums=log_sums, y=y, **arguments)
     return y, u, log_sums
 
 
@@ -217,14 +216,14 @@ def _backward(
         queries = _query_arguments(inputs, scale, launches)
         queries |= {"grad": grad.contiguous(), "u": u, "log_sums": log_sums}
         with torch.cuda.device_of(qkv):
-            kernels._query_gradients[grid](
+            gpu_gradients.query_gradients[grid](
                 launches.qkv, means=None, d_qkv=None, matrices=of_queries, vectors=vectors, SUMS=True, **queries
             )
             matrices, sums = _over_spans(of_queries, 1), _over_spans(vectors, 1)
-            kernels._query_gradients[grid](
+            gpu_gradients.query_gradients[grid](
                 launches.qkv, means=sums[:, 2], d_qkv=d_qkv, matrices=late[-1], vectors=None, SUMS=False, **queries
             )
-            kernels._key_gradients[grid](
+            gpu_gradients.key_gradients[grid](
                 launches.qkv, u=u, d_u=matrices, d_shared=sums, log_sums=log_sums, mask=launches.mask, d_qkv=d_qkv,
                 d_w=late[0], scale=scale, **_landmarks("w", w_keys), **launches.sizes, **launches.strides,
                 **launches.constants,

@@ -17,7 +17,7 @@ _mask_value = tl.constexpr(MASK_VALUE)
 
 
 @triton.jit
-def _load_matrix(
+def load_matrix(
     source: tl.tensor,
     first: tl.tensor,
     stride: tl.tensor,
@@ -34,7 +34,7 @@ def _load_matrix(
 
 
 @triton.jit
-def _load_landmarks(
+def load_landmarks(
     source: tl.tensor,
     stride: tl.tensor,
     count: tl.tensor,
@@ -44,11 +44,11 @@ def _load_landmarks(
     WIDTH: tl.constexpr,
 ) -> tl.tensor:
     """scale times a matrix (c, d), in float32."""
-    return _load_matrix(source, 0, stride, count, width, LANDMARKS, WIDTH).to(tl.float32) * scale
+    return load_matrix(source, 0, stride, count, width, LANDMARKS, WIDTH).to(tl.float32) * scale
 
 
 @triton.jit
-def _store_matrix(
+def store_matrix(
     target: tl.tensor,
     first: tl.tensor,
     stride: tl.tensor,
@@ -65,7 +65,7 @@ def _store_matrix(
 
 
 @triton.jit
-def _precise_dot(landmarks: tl.tensor, x: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
+def precise_dot(landmarks: tl.tensor, x: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
     """landmarks @ x, of float32 and what may be narrower: landmarks are then the sum of two narrow matrices.
 
     Logits are exponents, and the gradient of a weight is divided by the weight, which may be small: landmarks rounded
@@ -91,7 +91,7 @@ def _hide(
 
 
 @triton.jit
-def _key_logits(
+def key_logits(
     w: tl.tensor,
     k: tl.tensor,
     mask: tl.tensor,
@@ -104,7 +104,7 @@ def _key_logits(
 ) -> tl.tensor:
     """l_cj (LANDMARKS, TIME) of keys k (TIME, WIDTH). w: s w."""
     wide = k.to(tl.float32)
-    logits = _precise_dot(w, tl.trans(k), PRECISION) - (tl.sum(wide * wide, 1) * (scale / 2))[None, :]
+    logits = precise_dot(w, tl.trans(k), PRECISION) - (tl.sum(wide * wide, 1) * (scale / 2))[None, :]
     return _hide(logits, mask, first, time, HAS_MASK, TIME)
 
 
@@ -119,7 +119,7 @@ def _add_to_softmax(
 
 
 @triton.jit
-def _summarise(
+def summarise(
     qkv: tl.tensor,
     w: tl.tensor,
     f: tl.tensor,
@@ -156,24 +156,24 @@ def _summarise(
     qkv += row * qkv_row + head * qkv_head
     if HAS_MASK:
         mask += row * time
-    keys = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
+    keys = load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
     top, mass = tl.full((LANDMARKS,), float("-inf"), tl.float32), tl.zeros((LANDMARKS,), tl.float32)
     total = tl.zeros((LANDMARKS, WIDTH), tl.float32)
     if WEIGHTED:
-        directions = _load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
+        directions = load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
         top_f, mass_f = tl.full((LANDMARKS,), float("-inf"), tl.float32), tl.zeros((LANDMARKS,), tl.float32)
     for first in range(split * span, tl.minimum(time, (split + 1) * span), TIME):
-        k = _load_matrix(qkv + qkv_part, first, qkv_time, time, width, TIME, WIDTH)
-        v = _load_matrix(qkv + 2 * qkv_part, first, qkv_time, time, width, TIME, WIDTH)
-        logits = _key_logits(keys, k, mask, first, time, scale, HAS_MASK, TIME, PRECISION)
+        k = load_matrix(qkv + qkv_part, first, qkv_time, time, width, TIME, WIDTH)
+        v = load_matrix(qkv + 2 * qkv_part, first, qkv_time, time, width, TIME, WIDTH)
+        logits = key_logits(keys, k, mask, first, time, scale, HAS_MASK, TIME, PRECISION)
         shares, decay, top, mass = _add_to_softmax(logits, top, mass)
         total = total * decay[:, None] + dot(shares.to(dtype), v, PRECISION)
         if WEIGHTED:
-            q = _load_matrix(qkv, first, qkv_time, time, width, TIME, WIDTH)
-            logits = _hide(_precise_dot(directions, tl.trans(q), PRECISION), mask, first, time, HAS_MASK, TIME)
+            q = load_matrix(qkv, first, qkv_time, time, width, TIME, WIDTH)
+            logits = _hide(precise_dot(directions, tl.trans(q), PRECISION), mask, first, time, HAS_MASK, TIME)
             _, _, top_f, mass_f = _add_to_softmax(logits, top_f, mass_f)
     place = pair * tl.num_programs(1) + split
-    _store_matrix(sums + place * count * width, 0, width, count, width, total, LANDMARKS, WIDTH)
+    store_matrix(sums + place * count * width, 0, width, count, width, total, LANDMARKS, WIDTH)
     landmark = tl.arange(0, LANDMARKS)
     exists, statistics = landmark < count, statistics + place * 4 * count + landmark
     tl.store(statistics, top, mask=exists)
@@ -201,7 +201,7 @@ def _log_sum(
 
 
 @triton.jit(do_not_specialize=["splits"])
-def _combine(
+def combine(
     sums: tl.tensor,
     statistics: tl.tensor,
     u: tl.tensor,
@@ -222,9 +222,9 @@ def _combine(
     total = tl.zeros((LANDMARKS, WIDTH), tl.float32)
     for split in range(splits):
         top = tl.load(statistics + split * 4 * count + landmark, mask=exists, other=0.0)
-        part = _load_matrix(sums + (pair * splits + split) * count * width, 0, width, count, width, LANDMARKS, WIDTH)
+        part = load_matrix(sums + (pair * splits + split) * count * width, 0, width, count, width, LANDMARKS, WIDTH)
         total += part * tl.exp(tl.where(exists, top - log_sum, 0.0))[:, None]
-    _store_matrix(u + pair * count * width, 0, width, count, width, total, LANDMARKS, WIDTH)
+    store_matrix(u + pair * count * width, 0, width, count, width, total, LANDMARKS, WIDTH)
     tl.store(log_sums + pair * 2 * count + landmark, log_sum, mask=exists)
     log_sum = tl.zeros((LANDMARKS,), tl.float32)
     if WEIGHTED:
@@ -233,7 +233,7 @@ def _combine(
 
 
 @triton.jit
-def _load_vectors(
+def load_vectors(
     pair: tl.tensor,
     row: tl.tensor,
     shared: tl.tensor,
@@ -259,7 +259,7 @@ def _load_vectors(
 
 
 @triton.jit
-def _query_probs(
+def query_probs(
     q: tl.tensor,
     w: tl.tensor,
     f: tl.tensor,
@@ -278,11 +278,11 @@ def _query_probs(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """W, t and a, each (LANDMARKS, TIME), of queries q (TIME, WIDTH); a is infinite where it is at its least."""
     queries = tl.trans(q)
-    z = _precise_dot(w, queries, PRECISION) + offset[:, None]
+    z = precise_dot(w, queries, PRECISION) + offset[:, None]
     shares = tl.exp(z - tl.max(z, 0)[None, :])
     t, a = shares, shares
     if WEIGHTED:
-        logits = _hide(_precise_dot(f, queries, PRECISION), mask, first, time, HAS_MASK, TIME)
+        logits = _hide(precise_dot(f, queries, PRECISION), mask, first, time, HAS_MASK, TIME)
         t = tl.exp(logits - log_f[:, None])
         a = beta[:, None] + alpha * (t - tl.sum(t * p[:, None], 0)[None, :])
         shares *= tl.maximum(a, _least_weight)
@@ -291,7 +291,7 @@ def _query_probs(
 
 
 @triton.jit
-def _attend(
+def attend(
     qkv: tl.tensor,
     w: tl.tensor,
     f: tl.tensor,
@@ -334,210 +334,19 @@ def _attend(
     y += row * time * heads * width + head * width
     if HAS_MASK:
         mask += row * time
-    queries = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
+    queries = load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
     directions = queries
     if WEIGHTED:
-        directions = _load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
-    values = _load_landmarks(u + pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH).to(dtype)
-    offset, log_f, beta, p = _load_vectors(
+        directions = load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
+    values = load_landmarks(u + pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH).to(dtype)
+    offset, log_f, beta, p = load_vectors(
         pair, row, shared, balance, mean_weights, log_sums, count, mean_row, WEIGHTED, LANDMARKS
     )
     for first in range(split * span, tl.minimum(time, (split + 1) * span), TIME):
-        q = _load_matrix(qkv, first, qkv_time, time, width, TIME, WIDTH)
-        probs, _, _ = _query_probs(
+        q = load_matrix(qkv, first, qkv_time, time, width, TIME, WIDTH)
+        probs, _, _ = query_probs(
             q, queries, directions, offset, log_f, beta, p, alpha, mask, first, time,
             WEIGHTED, HAS_MASK, TIME, PRECISION,
         )  # fmt: skip
         found = dot(tl.trans(probs.to(dtype)), values, PRECISION)
-        _store_matrix(y, first, heads * width, time, width, found, TIME, WIDTH)
-
-
-# ---------------------------------------------------------------------- gradients
-
-
-@triton.jit
-def _query_gradients(
-    qkv: tl.tensor,
-    grad: tl.tensor,
-    w: tl.tensor,
-    f: tl.tensor,
-    u: tl.tensor,
-    shared: tl.tensor,
-    balance: tl.tensor,
-    mean_weights: tl.tensor,
-    log_sums: tl.tensor,
-    mask: tl.tensor,
-    means: tl.tensor,
-    d_qkv: tl.tensor,
-    matrices: tl.tensor,
-    vectors: tl.tensor,
-    time: tl.tensor,
-    span: tl.tensor,
-    heads: tl.tensor,
-    count: tl.tensor,
-    width: tl.tensor,
-    mean_row: tl.tensor,
-    scale: tl.tensor,
-    alpha: tl.tensor,
-    qkv_row: tl.tensor,
-    qkv_time: tl.tensor,
-    qkv_head: tl.tensor,
-    w_row: tl.tensor,
-    w_head: tl.tensor,
-    w_landmark: tl.tensor,
-    f_row: tl.tensor,
-    f_head: tl.tensor,
-    f_landmark: tl.tensor,
-    SUMS: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    TIME: tl.constexpr,
-    LANDMARKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
-    """With dz = W (g.u - sum_c W g.u), da = dz / a and dt = alpha (da - p sum_c da), for a span of queries.
-
-    SUMS, over the span: du = sum_i W g and dw' = s sum_i dz q to `matrices`, (2, c, d); sum_i dz, sum_i da and
-    sum_i t dt to `vectors`, (3, c). Otherwise, where `means` (c,) is the last of these over the whole time and
-    df.q = t (dt - mean): dq = s (sum_c dz w' + sum_c df.q f) to d_qkv, and s sum_i df.q q to `matrices`, (c, d).
-    """
-    pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, head = pair // heads, pair % heads
-    dtype = qkv.dtype.element_ty
-    qkv += row * qkv_row + head * qkv_head
-    grad += row * time * heads * width + head * width
-    if HAS_MASK:
-        mask += row * time
-    queries = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
-    directions = queries
-    if WEIGHTED:
-        directions = _load_landmarks(f + row * f_row + head * f_head, f_landmark, count, width, scale, LANDMARKS, WIDTH)
-    values = _load_landmarks(u + pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH).to(dtype)
-    offset, log_f, beta, p = _load_vectors(
-        pair, row, shared, balance, mean_weights, log_sums, count, mean_row, WEIGHTED, LANDMARKS
-    )
-    landmark = tl.arange(0, LANDMARKS)
-    exists = landmark < count
-    first_sum = tl.zeros((LANDMARKS, WIDTH), tl.float32)
-    if SUMS:
-        second_sum = tl.zeros((LANDMARKS, WIDTH), tl.float32)
-        sum_z = tl.zeros((LANDMARKS,), tl.float32)
-        sum_a = tl.zeros((LANDMARKS,), tl.float32)
-        sum_t = tl.zeros((LANDMARKS,), tl.float32)
-    else:
-        d_qkv += row * time * 3 * heads * width + head * width
-        if WEIGHTED:
-            mean = tl.load(means + pair * 3 * count + landmark, mask=exists, other=0.0)
-    for first in range(split * span, tl.minimum(time, (split + 1) * span), TIME):
-        q = _load_matrix(qkv, first, qkv_time, time, width, TIME, WIDTH)
-        g = _load_matrix(grad, first, heads * width, time, width, TIME, WIDTH)
-        probs, t, a = _query_probs(
-            q, queries, directions, offset, log_f, beta, p, alpha, mask, first, time,
-            WEIGHTED, HAS_MASK, TIME, PRECISION,
-        )  # fmt: skip
-        d_z = dot(values, tl.trans(g), PRECISION)
-        d_z = probs * (d_z - tl.sum(probs * d_z, 0)[None, :])
-        if SUMS:
-            first_sum += dot(probs.to(dtype), g, PRECISION)
-            second_sum += dot(d_z.to(dtype), q, PRECISION)
-            sum_z += tl.sum(d_z, 1)
-        else:
-            d_q = dot(tl.trans(d_z.to(dtype)), queries.to(dtype), PRECISION)
-        if WEIGHTED:
-            d_a = d_z / a
-            d_t = alpha * (d_a - p[:, None] * tl.sum(d_a, 0)[None, :])
-            if SUMS:
-                sum_a += tl.sum(d_a, 1)
-                sum_t += tl.sum(t * d_t, 1)
-            else:
-                d_f = t * (d_t - mean[:, None])
-                if HAS_MASK:
-                    position = first + tl.arange(0, TIME)
-                    counts = tl.load(mask + position, mask=position < time, other=0) != 0
-                    d_f = tl.where(counts[None, :], d_f, 0.0)
-                first_sum += dot(d_f.to(dtype), q, PRECISION)
-                d_q += dot(tl.trans(d_f.to(dtype)), directions.to(dtype), PRECISION)
-        if not SUMS:
-            _store_matrix(d_qkv, first, 3 * heads * width, time, width, d_q, TIME, WIDTH)
-    place = pair * tl.num_programs(1) + split
-    if SUMS:
-        matrices += place * 2 * count * width
-        _store_matrix(matrices, 0, width, count, width, first_sum, LANDMARKS, WIDTH)
-        _store_matrix(matrices + count * width, 0, width, count, width, second_sum * scale, LANDMARKS, WIDTH)
-        vectors += place * 3 * count + landmark
-        tl.store(vectors, sum_z, mask=exists)
-        tl.store(vectors + count, sum_a, mask=exists)
-        tl.store(vectors + 2 * count, sum_t, mask=exists)
-    elif WEIGHTED:
-        _store_matrix(matrices + place * count * width, 0, width, count, width, first_sum * scale, LANDMARKS, WIDTH)
-
-
-@triton.jit
-def _key_gradients(
-    qkv: tl.tensor,
-    w: tl.tensor,
-    u: tl.tensor,
-    d_u: tl.tensor,
-    d_shared: tl.tensor,
-    log_sums: tl.tensor,
-    mask: tl.tensor,
-    d_qkv: tl.tensor,
-    d_w: tl.tensor,
-    time: tl.tensor,
-    span: tl.tensor,
-    heads: tl.tensor,
-    count: tl.tensor,
-    width: tl.tensor,
-    scale: tl.tensor,
-    qkv_row: tl.tensor,
-    qkv_time: tl.tensor,
-    qkv_part: tl.tensor,
-    qkv_head: tl.tensor,
-    w_row: tl.tensor,
-    w_head: tl.tensor,
-    w_landmark: tl.tensor,
-    HAS_MASK: tl.constexpr,
-    TIME: tl.constexpr,
-    LANDMARKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
-    """With dl = A (v.du + db - u.du), for a span of keys: dk = s sum_c dl (w - k) and dv = sum_c A du to d_qkv.
-
-    s sum_j dl k, over the span, to d_w. d_u: (pairs, 2, c, d) and d_shared: (pairs, 3, c), the first of each.
-    """
-    pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, head = pair // heads, pair % heads
-    dtype = qkv.dtype.element_ty
-    qkv += row * qkv_row + head * qkv_head
-    d_qkv += row * time * 3 * heads * width + head * width
-    if HAS_MASK:
-        mask += row * time
-    keys = _load_landmarks(w + row * w_row + head * w_head, w_landmark, count, width, scale, LANDMARKS, WIDTH)
-    grad = _load_landmarks(d_u + 2 * pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH)
-    landmark = tl.arange(0, LANDMARKS)
-    exists = landmark < count
-    constant = tl.load(d_shared + pair * 3 * count + landmark, mask=exists, other=0.0)
-    constant -= tl.sum(_load_landmarks(u + pair * count * width, width, count, width, 1.0, LANDMARKS, WIDTH) * grad, 1)
-    log_sum = tl.load(log_sums + pair * 2 * count + landmark, mask=exists, other=float("inf"))
-    grad = grad.to(dtype)
-    total = tl.zeros((LANDMARKS, WIDTH), tl.float32)
-    for first in range(split * span, tl.minimum(time, (split + 1) * span), TIME):
-        k = _load_matrix(qkv + qkv_part, first, qkv_time, time, width, TIME, WIDTH)
-        v = _load_matrix(qkv + 2 * qkv_part, first, qkv_time, time, width, TIME, WIDTH)
-        logits = _key_logits(keys, k, mask, first, time, scale, HAS_MASK, TIME, PRECISION)
-        probs = tl.exp(logits - log_sum[:, None])
-        d_l = probs * (dot(grad, tl.trans(v), PRECISION) + constant[:, None])
-        if HAS_MASK:
-            position = first + tl.arange(0, TIME)
-            counts = tl.load(mask + position, mask=position < time, other=0) != 0
-            d_l = tl.where(counts[None, :], d_l, 0.0)
-        narrow = d_l.to(dtype)
-        total += dot(narrow, k, PRECISION)
-        d_k = dot(tl.trans(narrow), keys.to(dtype), PRECISION) - k.to(tl.float32) * (tl.sum(d_l, 0) * scale)[:, None]
-        d_v = dot(tl.trans(probs.to(dtype)), grad, PRECISION)
-        _store_matrix(d_qkv + heads * width, first, 3 * heads * width, time, width, d_k, TIME, WIDTH)
-        _store_matrix(d_qkv + 2 * heads * width, first, 3 * heads * width, time, width, d_v, TIME, WIDTH)
-    place = pair * tl.num_programs(1) + split
-    _store_matrix(d_w + place * count * width, 0, width, count, width, total * scale, LANDMARKS, WIDTH)
+        store_matrix(y, first, heads * width, time, width, found, TIME, WIDTH)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from subquad.kernels import tracing
 from subquad.kernels.triton_tools import dot_precision, register_limit
-from subquad.kernels.window_attention import Summaries, Windows, gpu_kernels, reference
+from subquad.kernels.window_attention import Summaries, Windows, gpu_gradients, gpu_kernels, reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LACKS = ("dropout", "heads of more than 128 channels")
@@ -123,7 +123,7 @@ class Problem(NamedTuple):
         arguments = {name: known[name] for name in kernel.arg_names}
         # To prefetch tiles takes registers, which indices on grids and sums of a bias need themselves.
         on_grid = len(self.windows.shape) == 2 and self.qkv.dtype != torch.float32
-        stages = 1 if on_grid or kernel is gpu_kernels.bias_gradients else 2
+        stages = 1 if on_grid or kernel is gpu_gradients.bias_gradients else 2
         if all(grid):
             with torch.cuda.device_of(self.qkv):
                 kernel[grid](**arguments, num_warps=4, num_stages=stages, **register_limit(self.registers(kernel)))
@@ -132,9 +132,9 @@ class Problem(NamedTuple):
         """Of a thread, at most. Left to itself, NVIDIA's compiler sends some to memory to have a few threads more."""
         if kernel is gpu_kernels.attend:
             return 168 if len(self.windows.shape) == 1 else 255
-        if kernel is gpu_kernels.key_gradients:
+        if kernel is gpu_gradients.key_gradients:
             return None if self.windows.causal else 208
-        return 255 if kernel is gpu_kernels.summary_gradients else None
+        return 255 if kernel is gpu_gradients.summary_gradients else None
 
     def _arguments(self) -> dict[str, Any]:
         (_, cells, _, heads, width), windows = self.qkv.shape, self.windows
@@ -214,9 +214,9 @@ def _backward(
     d_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     given = {"grad": grad.contiguous(), "log_sums": log_sums, "deltas": torch.empty_like(log_sums)}
     grid = problem.all_windows * triton.cdiv(problem.cells, tile), heads
-    problem.launch(gpu_kernels.query_gradients, grid, **given, y=y, d_qkv=d_qkv)
+    problem.launch(gpu_gradients.query_gradients, grid, **given, y=y, d_qkv=d_qkv)
     tiles = {"KEYS": tile, "QUERIES": problem.inner(problem.cells) if problem.bias is None else SMALLEST}
-    problem.launch(gpu_kernels.key_gradients, grid, **given, **tiles, d_qkv=d_qkv)
+    problem.launch(gpu_gradients.key_gradients, grid, **given, **tiles, d_qkv=d_qkv)
     return d_qkv, _summary_gradients(problem, given), _bias_gradient(problem, given)
 
 
@@ -230,7 +230,7 @@ def _summary_gradients(problem: Problem, given: dict[str, Tensor]) -> Tensor:
     parts, length = problem.parts(programs, triton.cdiv(cells, queries))
     sums = problem.qkv.new_empty(parts, 2, batch, heads, count, width, dtype=torch.float32)
     sizes = {"span": length * queries, "QUERIES": queries, "COUNT": tile}
-    problem.launch(gpu_kernels.summary_gradients, (programs, parts), **given, **sizes, d_far=sums)
+    problem.launch(gpu_gradients.summary_gradients, (programs, parts), **given, **sizes, d_far=sums)
     return sums.sum(0) if parts != 1 else sums.squeeze(0)
 
 
@@ -244,7 +244,7 @@ def _bias_gradient(problem: Problem, given: dict[str, Tensor]) -> Tensor:
     parts, span = problem.parts(tiles * heads, problem.all_windows)
     sums = bias.new_empty(parts, heads, problem.cells, problem.keys, dtype=torch.float32)
     sizes = {"span": span, "all_windows": problem.all_windows, "QUERIES": queries}
-    problem.launch(gpu_kernels.bias_gradients, (tiles, heads, parts), **given, **sizes, d_bias=sums)
+    problem.launch(gpu_gradients.bias_gradients, (tiles, heads, parts), **given, **sizes, d_bias=sums)
     return sums.sum((0, 1) if bias.shape[0] < heads else 0).view(bias.shape).to(bias.dtype)
 
 
