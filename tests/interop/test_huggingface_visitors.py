@@ -188,6 +188,7 @@ def test_masks_of_other_tokenizers(kind: str, tmp_path: Path) -> None:
     assert loaded.decode([*words.encode("the cat"), words.eos], skip_special_tokens=True) == "the cat"
 
 
+@pytest.mark.nightly
 def test_a_masked_language_model_is_trained_on(exports: Path, tmp_path: Path) -> None:
     """With the collator that masks words; the export becomes a run again."""
     pytest.importorskip("accelerate")
