@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 import torch
@@ -46,6 +47,30 @@ def test_help(capsys, words) -> None:
     assert code == 0
     assert "Usage: subquad" in out
     assert not err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_of_a_program_sleep_unless_the_user_says_otherwise(given, expected, monkeypatch, capsys) -> None:
+    before = dict(os.environ)
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    try:
+        assert run(["--version"]) == 0
+        assert os.environ.get("GOMP_SPINCOUNT") == given.get("GOMP_SPINCOUNT"), (
+            "a call within a program leaves it alone"
+        )
+        monkeypatch.setattr(sys, "argv", ["subquad", "--version"])
+        monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+        assert run() == 0
+        assert os.environ.get("GOMP_SPINCOUNT") == expected
+    finally:
+        os.environ.pop("GOMP_SPINCOUNT", None)
+        os.environ.update({name: value for name, value in before.items() if name == "GOMP_SPINCOUNT"})
 
 
 def test_help_imports_nothing_heavy() -> None:

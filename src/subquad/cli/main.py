@@ -17,6 +17,8 @@ from subquad.cli.output import Command, Group, styled
 from subquad.packages import PLUGINS, name_plugins, plugins
 from subquad.processes import INTERRUPTED, InterruptionError, error_line, printable
 
+SPINS = "1000"
+"""So many turns of a loop, some ten microseconds, a thread waits awake for the next piece of work."""
 LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
 """The word that `python -m torch.distributed.launch` gives to every process; the environment says the same."""
 
@@ -121,6 +123,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if arguments is None:  # a program of its own, not a call within another
         warnings.formatwarning = _warning
+        _let_threads_sleep()
     words = [word for word in words if word != "--debug" and not LOCAL_RANK.fullmatch(word)] or ["--help"]
     words = _with_kind_of_bpe(words)
     try:
@@ -144,6 +147,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         print("subquad: interrupted", file=sys.stderr)
     return code or 0
+
+
+def _let_threads_sleep() -> None:
+    """Has threads that wait for work give up their core after some microseconds, in this process and its children.
+
+    GNU's OpenMP, which torch's loops and ours share, reads this when it is loaded: torch must not be imported yet. By
+    itself it waits for milliseconds in a loop. Where another process needs a core, the threads that work then wait for
+    those that only wait, in every loop, and an update takes several times as long. Users' own settings are kept.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = SPINS
 
 
 def _with_kind_of_bpe(words: Sequence[str]) -> list[str]:
