@@ -1,5 +1,6 @@
 """Started by test_distributed in each of two processes: what only the processes themselves can see."""
 
+import gc
 import hashlib
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ from subquad.train.distributed import (
     validate,
 )
 from subquad.train.optim import build_optimizer, clip_gradients, optimizer_state
+from subquad.train.run import train_run
 from subquad.train.trainer import Trainer
 from tests.train.test_trainer import recipe, trainer
 
@@ -136,6 +138,22 @@ def layer_norm_of_a_gpu(
         return torch.nn.functional.layer_norm(x.float(), shape, weight, bias, eps)
 
 
+def check_parting(folder: Path, workers: Workers) -> None:
+    """When processes part, no replica is left: the last to hold their group would wait for its threads for ever."""
+    gc.collect()
+    left: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("subquad.train.run.leave", lambda: left.append(count_replicas()))
+        before = count_replicas()
+        shared = Path(said(workers, str(folder))[0]) / "run"
+        train_run(recipe("image-classification", updates=2, accumulate=2), shared, quiet=True)
+    assert left == [before]
+
+
+def count_replicas() -> int:
+    return sum(isinstance(one, DistributedDataParallel) for one in gc.get_objects())
+
+
 def main() -> None:
     workers = join()
     with tempfile.TemporaryDirectory() as name:
@@ -145,6 +163,7 @@ def main() -> None:
         check_norms(Path(name), workers)
         check_unused(Path(name), workers)
         check_narrow_shards(Path(name), workers)
+        check_parting(Path(name), workers)
     workers.barrier()
     leave()
     print("all is well", flush=True)

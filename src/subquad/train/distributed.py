@@ -255,6 +255,14 @@ class DistributedLoss:
         """
         return self.module.no_sync() if isinstance(self.module, DistributedDataParallel) else nullcontext()
 
+    def release(self) -> None:
+        """Lets go of the replica, which must not outlive the group of processes.
+
+        Whoever holds the group last waits for its threads. A replica would do so while it has Python's lock, for which
+        these threads may be waiting to let go of a tensor: the process would never end.
+        """
+        self.module = LossModule(self.model, self.loss, self.dtype)
+
     def unwrapped(self) -> tuple[Model, LossOf]:
         """Returns the model and its loss without any exchange. All workers must gather a sharded model at once."""
         model = self.model

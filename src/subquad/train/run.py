@@ -129,7 +129,10 @@ def train_run(
                 progress.note(f"{split}: {note}")
             if count := len(trainer.plan.skipped):
                 progress.note(f"train: {count:,} samples are longer than train.budget.max_tokens and left out")
-            trainer.fit()
+            try:
+                trainer.fit()
+            finally:
+                trainer.loss.release()
         workers.barrier()  # to those that are behind, a process that leaves looks like one that died
 
 
