@@ -123,6 +123,15 @@ def test_a_window_over_everything_changes_nothing_and_undo_restores_every_bit(ho
     assert not mixers(model)
 
 
+def test_a_mechanism_without_weights_is_undone(tmp_path: Path) -> None:
+    model = HOSTS["bert"](tmp_path)
+    before = outputs(model, "bert")
+    swapped = subquad.swap(model, "identity")
+    model.double()
+    swapped.undo()
+    assert close(outputs(model.float(), "bert"), before)
+
+
 @pytest.mark.parametrize("mechanism", able("encoder"))
 def test_every_mechanism_keeps_the_weights_it_has_places_for(mechanism: str, tmp_path: Path) -> None:
     model = HOSTS["bert"](tmp_path)

@@ -47,6 +47,20 @@ def test_a_swapped_model_is_loaded_as_it_was_saved(host: str, tmp_path: Path) ->
         outputs(transformers.AutoModel.from_pretrained(tmp_path))
 
 
+VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+
+
+@torch.no_grad()
+def test_weights_are_found_where_transformers_writes_older_names(tmp_path: Path) -> None:
+    model = tiny("ViTForImageClassification", VIT)
+    subquad.swap(model, "lara", landmarks=4)
+    pixels = torch.randn(2, 3, 16, 16)
+    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "new", save_original_format=False)
+    for folder in (tmp_path, tmp_path / "new"):
+        assert torch.equal(subquad.load_swapped(folder)(pixels)[0], model(pixels)[0])
+
+
 def test_biases_of_t5_are_loaded_with_the_mixers(tmp_path: Path) -> None:
     model = tiny(*TRANSLATORS["t5"])
     subquad.swap(model, "local", window=3)

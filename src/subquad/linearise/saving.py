@@ -17,8 +17,7 @@ def save_model(model: nn.Module, source: Source, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(separate(plain.state_dict()), folder / "model.safetensors")
         return
-    # Names of the original checkpoints, which ViT is saved with otherwise, are not known for mixers.
-    plain.save_pretrained(folder, save_original_format=False)
+    plain.save_pretrained(folder)
     for part in (source.tokenizer, source.processor):
         if hasattr(part, "save_pretrained"):
             part.save_pretrained(folder)

@@ -68,18 +68,28 @@ def load_swapped(folder: str | Path, **options: Any) -> Any:
     return model.eval()
 
 
-def _load_mixers(model: nn.Module, folder: Path) -> None:
+def _load_mixers(model: Any, folder: Path) -> None:
     """Loads the weights of all mixers from the files of the model."""
-    modules = {f"{path}.": part for path, part in model.named_modules() if isinstance(part, SwappedAttention)}
-    weights: dict[str, dict[str, Tensor]] = {path: {} for path in modules}
+    modules = {path: part for path, part in model.named_modules() if isinstance(part, SwappedAttention)}
+    own = {f"{path}.{name}": value for path, part in modules.items() for name, value in part.state_dict().items()}
+    saved_as = _names_in_files(model, own)
+    found: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - the file is no dict
-                for path in modules:
-                    if name.startswith(path):
-                        weights[path][name.removeprefix(path)] = tensors.get_tensor(name)
+            found |= {saved_as[name]: tensors.get_tensor(name) for name in tensors.keys() if name in saved_as}  # noqa: SIM118 - the file is no dict
     for path, module in modules.items():
-        module.load_state_dict(weights[path])
+        start = f"{path}."
+        module.load_state_dict({name.removeprefix(start): found[name] for name in found if name.startswith(start)})
+
+
+def _names_in_files(model: Any, own: dict[str, Tensor]) -> dict[str, str]:
+    """The names of weights by those that they may have in files, where transformers writes some models' older names."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    names = {name: name for name in own}
+    for name, value in own.items():
+        names |= dict.fromkeys(revert_weight_conversion(model, {name: value}), name)
+    return names
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -71,7 +72,9 @@ class SwapReport:
                 delattr(owner, name)
                 continue
             if isinstance(before, nn.Module):  # the model may have been moved or set to evaluation meanwhile
-                before.train(mixer.training).to(next(mixer.parameters()))
+                before.train(mixer.training)
+                for like in islice(chain(mixer.parameters(), owner.parameters()), 1):
+                    before.to(like)
             setattr(owner, name, before)
         for act in self.on_undo:
             act()
