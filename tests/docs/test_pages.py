@@ -45,10 +45,9 @@ def test_a_page_can_be_followed_with_what_takes_long(name: str, runs: dict[str, 
 
 
 def test_what_a_reader_would_run_is_no_text() -> None:
-    """Commands of the original programs are, also those that `benchmarks.peer` is given, and the harness: nobody has them here."""
-    ours = re.compile(
-        r"^(\$ )?(subquad|torchrun|make|docker|python -m (subquad(?!\.interop\.lm_eval)|benchmarks(?!\.peer))|(import|from) subquad)\b", re.M
-    )
+    """Commands of programs that nobody has here are: the originals, those of `benchmarks.peer`, and the harness."""
+    programs = r"subquad(?!\.interop\.lm_eval)|benchmarks(?!\.peer)"
+    ours = re.compile(rf"^(\$ )?(subquad|torchrun|make|docker|python -m ({programs})|(import|from) subquad)\b", re.M)
     for page in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
         for block in blocks(page):
             assert block.language not in ("text", "") or not ours.search(block.text), f"{page}: {block.text}"
