@@ -47,11 +47,14 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         if _workers is None or _number != threads:
             if _workers is not None:
                 _workers.shutdown(wait=False)
-            together = threading.Barrier(threads)
+            together, alone = threading.Barrier(threads), threading.Lock()
 
             def begin() -> None:
-                torch.get_num_threads()  # a thread's first look at its number sets it
-                torch.set_num_threads(1)
+                with (
+                    alone
+                ):  # in a forked process the first to ask makes torch's pool anew, and others must not see none
+                    torch.get_num_threads()  # a thread's first look at its number sets it
+                    torch.set_num_threads(1)
                 together.wait()
 
             _workers = ThreadPoolExecutor(threads, "subquad", initializer=begin)
