@@ -31,7 +31,7 @@ def test_an_epoch_and_a_run_follow_from_the_timed_updates(tmp_path: Path, capsys
 def test_a_preset_by_length(tmp_path: Path) -> None:
     out = tmp_path / "lengths.csv"
     words = ["--lengths", "32,16", "--tokens", "64", "--repeats", "1", "--part", "encoder", "--out", str(out)]
-    assert run(["bench", "--preset", "lm_small", *words]) == 0
+    assert run(["bench", "--preset", "lm_small", "--set", "decoder.layers=1", *words]) == 0
     with out.open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["length"], row["batch"]) for row in rows] == [("16", "4"), ("32", "2")]
@@ -43,6 +43,7 @@ def test_a_preset_by_length(tmp_path: Path) -> None:
     [
         (["--preset", "lm_smal"], "did you mean 'lm_small'"),
         (["--preset", "lm_small", "--part", "decoder"], "--part decoder: choose encoder or full"),
+        (["--preset", "lm_small", "--set", "decoder.layer=1", "--lengths", "16"], "did you mean 'layers'"),
     ],
 )
 def test_mistakes(words: list[str], message: str, capsys) -> None:

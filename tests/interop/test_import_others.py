@@ -422,6 +422,18 @@ def test_crybot_needs_its_config(tmp_path: Path, capsys) -> None:
     assert "has no YAML config with model.n_heads" in refused(contents, tmp_path, capsys)
 
 
+def test_the_config_of_crybot_may_be_that_of_weights_and_biases(tmp_path: Path) -> None:
+    """As it lies beside the checkpoint after `wandb pull`."""
+    contents = write_crybot(sample(LINFORMER, "crybot_*_encdec"), tmp_path)
+    sections = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    stored = {
+        "_wandb": {"value": {"cli_version": "0.18"}},
+        **{name: {"value": part} for name, part in sections.items()},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
+    assert imported(contents, tmp_path).recipe.task == "translation"
+
+
 def test_an_encoder_alone_is_refused(tmp_path: Path, capsys) -> None:
     contents = write_crybot(sample(LINFORMER, "crybot_*_encdec"), tmp_path)
     state = contents["model_state_dict"]

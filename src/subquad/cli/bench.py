@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from subquad.cli.bench_models import bench_preset, bench_recipe
 from subquad.cli.options import AsJson, parse_integer, parse_mechanisms, parse_mixer_options, split_words
 from subquad.cli.output import print_table
+from subquad.config import apply_change
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -44,7 +45,11 @@ def bench(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="MIXER.OPTION=VALUE", help="Set an option of a mechanism. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="MIXER.OPTION=VALUE",
+            help="Set an option of a mechanism, or of --preset's model, such as encoder.layers=2. May be repeated.",
+        ),
     ] = None,
     recipe: Annotated[
         Path | None,
@@ -109,7 +114,11 @@ def bench(
     if preset is not None:
         from subquad.compare.measure.presets import PresetPlan
 
-        bench_preset(PresetPlan(preset, sizes, _check_part(part), tokens, repeats, device, precision), out, as_json)
+        changes: dict[str, Any] = {}
+        for change in set_ or []:
+            changes = apply_change(changes, change)
+        model = PresetPlan(preset, sizes, _check_part(part), tokens, repeats, device, precision, changes)
+        bench_preset(model, out, as_json)
         return
     plan = BenchPlan(
         mixers=parse_mechanisms(mixers),

@@ -93,7 +93,49 @@ def test_a_config_of_crybot_is_the_recipe_that_ships(name: str, tmp_path: Path) 
     text = f"./build.sh && ./run.sh src/train_my.py --config configs/{config}.yaml"
     found = convert_command(text, tmp_path)
     assert_same_training(recipe_of(found[-1]), shipped(name))
-    assert recipe_of(found[-1]).data == shipped(name).data
+    text = shipped(name).data.model_dump_json().replace("data/wmt14_en_de_csv/", "datasets/")
+    assert recipe_of(found[-1]).data.model_dump_json() == text.replace("data/bart/", "models/facebook/bart-base/")
+    assert recipe_of(found[-1]).decode == shipped(name).decode
+    assert shipped(name).decode.beam == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "longest", "words"),
+    [
+        (
+            {"type": "Linformer", "k": 128, "encoder_only": True},
+            16384,
+            "linformer_translation_k128 --part encoder --lengths 256,512,1024,2048,4096,8192,16384 --tokens 16384",
+        ),
+        ({"type": "Linformer", "k": 64}, 512, "linformer_translation_k64 --lengths 256,512 --tokens 16384"),
+        # exact attention has no longest input, and the original measures all lengths
+        (
+            {"type": "Vanilla transformer"},
+            256,
+            "vanilla_translation --lengths 256,512,1024,2048,4096,8192,16384 --tokens 16384",
+        ),
+        (
+            {"type": "Linformer", "k": 64, "n_layers": 2},
+            256,
+            "linformer_translation_k64 --lengths 256 --tokens 16384 --set encoder.layers=2 --set decoder.layers=2",
+        ),
+    ],
+)
+def test_a_measurement_of_crybot(model: dict[str, Any], longest: int, words: str, tmp_path: Path) -> None:
+    sizes = {"dim": 512, "mlp_dim": 2048, "n_heads": 8, "n_layers": 6, "vocab_size": 50272}
+    config = {"model": sizes | model, "training": {"batch_size": 256}, "dataset": {"max_length": longest}}
+    (tmp_path / "perf.yaml").write_text(yaml.safe_dump(config))
+    (found,) = convert_command("./run.sh src/compare_performance.py --config perf.yaml", tmp_path)
+    assert found.commands == [f"subquad bench --preset {words} --out perf.csv"]
+
+
+def test_a_checkpoint_of_crybot_is_fetched_imported_and_evaluated() -> None:
+    """It is a file of a run; an artifact is a run of ours."""
+    (found,) = convert_command("./run.sh src/evaluate.py --checkpoint s3edn4nb")
+    assert found.commands[:2] == ["wandb pull -p HLT s3edn4nb", "subquad import checkpoint.pt --out runs/s3edn4nb"]
+    assert shlex.split(found.commands[2])[:3] == ["subquad", "evaluate", "runs/s3edn4nb"]
+    (found,) = convert_command("./run.sh src/evaluate.py --checkpoint me/HLT/run-k32:best")
+    assert found.commands == ["subquad evaluate wandb:me/HLT/run-k32:best --split test"]
 
 
 def write_config(path: Path, proj_k: int | None) -> None:
@@ -136,6 +178,13 @@ def test_averaging_and_generating() -> None:
     assert "subquad import save/dynamic_conv_iwslt/checkpoint_last10_avg.pt" in generate.notes[0]
 
 
+def test_a_variable_that_nothing_sets_is_named() -> None:
+    found = convert_commands(f"{seeds.AVERAGE}\n{seeds.GENERATE}")
+    assert len([note for note in found.notes if note.startswith("The text does not set $SAVE")]) == 1
+    found = convert_commands(f"{seeds.IWSLT}\n{seeds.AVERAGE}\n{seeds.GENERATE}")
+    assert not [note for note in found.notes if "does not set" in note]
+
+
 def test_what_follows_a_training_is_listed_with_it() -> None:
     found = convert_commands(f"{seeds.IWSLT}\n{seeds.AVERAGE}\n{seeds.GENERATE}")
     assert [line.split()[1] for line in found.commands] == ["train", "average", "evaluate"]
@@ -143,15 +192,37 @@ def test_what_follows_a_training_is_listed_with_it() -> None:
 
 
 def test_the_script_scores_what_it_was_given() -> None:
-    (wmt,) = convert_command(seeds.INFERENCE["wmt"])
+    (wmt,) = convert_command(seeds.INFERENCE["wmt"].replace("<dir-of-your-bin-data>", "bin"))
     assert wmt.commands == [
-        "subquad evaluate runs/ckpt --checkpoint average --split test decode.beam=4 decode.lenpen=0.6 "
-        "decode.max_len_a=1 decode.max_len_b=50"
+        "subquad import ckpt/avg.pt --out runs/ckpt --dict-source bin/wmt16-en-de/dict.en.txt "
+        "--dict-target bin/wmt16-en-de/dict.de.txt",
+        "subquad evaluate runs/ckpt --checkpoint last --split test decode.beam=4 decode.lenpen=0.6 "
+        "decode.max_len_a=1 decode.max_len_b=50 decode.remove_bpe=subword_nmt",
     ]
+    assert "--checkpoint average" in wmt.notes[0]
     (language,) = convert_command(seeds.INFERENCE["wikitext103"])
     assert language.commands == [
-        "subquad evaluate runs/ckpt --checkpoint last --split valid,test --context-window 0,256,480"
+        "subquad import ckpt/checkpoint_last.pt --out runs/ckpt --dict-source DATA/wikitext-103/dict.txt",
+        "subquad evaluate runs/ckpt --checkpoint last --split valid,test --context-window 0,256,480",
     ]
+
+
+def test_the_script_without_gpus_and_folder_takes_its_own() -> None:
+    found = convert_commands("bash main.sh -m evit_tiny_p8 -d imagenet -e TRUE --attn-name softmax")
+    recipe = recipe_of(found)
+    assert recipe.train.accumulate == 4
+    assert recipe.schedule.lr == 5e-4
+    assert found.recipe is not None
+    assert found.recipe["data"]["images"]["train"] == "datasets/imagenet/train"
+    assert "counts on 4 GPUs" in found.notes[-1]
+
+
+def test_the_lines_of_a_pyramid_name_their_flags() -> None:
+    text = convert_commands(seeds.IMAGE_COMMANDS["imagenet_pvt_v2_b3_lara"]).to_text()
+    lines = {line.split(":")[0].strip(): line for line in text.splitlines() if not line.startswith("#")}
+    assert lines["drop_path"].endswith("# --drop-path-rate 0.3")
+    assert "# --attn-name lara --mis-type mis-opt" in lines["stages"]
+    assert "*id" not in text, "every stage is written out"
 
 
 def test_the_efficiency_test_measures_the_recipe() -> None:
@@ -199,9 +270,11 @@ def test_batches_of_all_processes_count() -> None:
         ("bash main.sh -d cifar -e TRUE", "-d cifar is unknown"),
         ("bash main.sh -m evit_huge -d imagenet -e TRUE", "no preset is the model 'evit_huge'"),
         ("bash main.sh -d wmt -e TRUE --attn-name-encoder fourier", "no mechanism 'fourier'"),
+        ("bash main.sh -m 16layer -d wikitext103 -e TRUE", "-m 16layer is unknown; did you mean '16layers'"),
+        ("bash main.sh -m 16layers -d wmt -e TRUE", "With -d wmt it takes default"),
         ("./run.sh src/train_my.py --config none.yaml", "there is no config of crybot/linformer"),
         ("make coffee", "make: this program is not known"),
-        ("mkdir x", "this starts no program"),
+        ("conda activate fairseq\npip install timm", "this starts no program that is needed here"),
         ("fairseq-train 'd", "a quotation mark"),
         (f"{seeds.IWSLT}\n{seeds.WMT16}", "these are 2 trainings"),
     ],
@@ -256,11 +329,11 @@ def test_preprocessing_is_a_command_that_runs(joined: str, tmp_path: Path, monke
 def test_pretokenising_is_a_command_that_runs(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     tokenizer = Tokenizer(WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>"))
-    (tmp_path / "data/bart").mkdir(parents=True)
-    (tmp_path / "data/wmt14_en_de_csv").mkdir()
-    tokenizer.save("data/bart/tokenizer.json")
+    (tmp_path / "models/facebook/bart-base").mkdir(parents=True)
+    (tmp_path / "datasets").mkdir()
+    tokenizer.save("models/facebook/bart-base/tokenizer.json")
     for split in ("train", "validation", "test"):
-        Path(f"data/wmt14_en_de_csv/wmt14_translate_de-en_{split}.csv").write_bytes(b"de,en\nb,a\na\rb,b\n")
+        Path(f"datasets/wmt14_translate_de-en_{split}.csv").write_bytes(b"de,en\nb,a\na\rb,b\n")
     (found,) = convert_command("./run.sh src/pretokenize_dataset.py")
     assert command(shlex.split(found.commands[0])[1:]) == 0
     assert open_prepared("data/wmt14_en_de_tokens").store("train", "source")[0].tolist() == [4]

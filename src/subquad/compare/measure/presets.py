@@ -33,6 +33,8 @@ class PresetPlan:
 def measure_preset(plan: PresetPlan, progress: Progress) -> dict[Shape, Costs]:
     """The costs at every length, from the shortest on."""
     config = preset(plan.name, plan.changes)
+    with torch.device("meta"):
+        build_from_config(config)  # a wrong change is refused before anything is measured
     task, device = _task_of(config["kind"]), torch.device(plan.device)
     found = {}
     for done, length in enumerate(sorted(plan.lengths)):

@@ -46,7 +46,14 @@ def convert_commands(text: str, folder: Path = Path()) -> Conversion:
 
 def convert_command(text: str, folder: Path = Path()) -> list[Conversion]:
     """Converts a text of one or several commands. folder: where relative paths of configs begin."""
-    return [_convert(invocation, folder) for invocation in split_commands(text)]
+    found = []
+    for invocation in split_commands(text):
+        found.append(_convert(invocation, folder))
+        found[-1].notes += [
+            f"The text does not set ${name}: put the line that sets it in front, or change what stands for it here."
+            for name in invocation.unset_variables
+        ]
+    return found
 
 
 def _convert(invocation: Invocation, folder: Path) -> Conversion:

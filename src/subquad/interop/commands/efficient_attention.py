@@ -9,7 +9,7 @@ import torch
 from subquad.config import nearest
 from subquad.interop.checkpoints.efficient_attention.mixers import build_mixer
 from subquad.interop.commands.conversion import RECIPE, Conversion
-from subquad.interop.commands.efficient_attention_flags import CONTEXT_WINDOWS, DATASETS, DECODING
+from subquad.interop.commands.efficient_attention_flags import CONTEXT_WINDOWS, DATASETS, DECODING, DICTIONARIES
 from subquad.interop.commands.fairseq_tools import checkpoint_words
 from subquad.interop.commands.fairseq_train import convert_arguments, run_folder
 from subquad.interop.commands.flags import Arguments, read_arguments
@@ -34,11 +34,15 @@ LAYERS: dict[str, Data] = {
     "16layers": {"decoder_layers": 16},
     "32layers": {"decoder_layers": 32, "decoder_layerdrop": 0.2},
 }
+GPUS = 4
+"""What the script counts on without -g."""
 PROCESSES = 8
 """The script divides this by the number of GPUs to get --update-freq."""
 
 WIDTH = 64
 """Of the mixers that are built to learn their options, which do not depend on it."""
+IMAGE_FOLDER = "datasets/imagenet"
+"""Where the script looks for images without -p."""
 LEARNING_RATE, REFERENCE_BATCH = 5e-4, 512
 """The rate of main.py, which is multiplied by the images of an update over the reference."""
 
@@ -47,17 +51,17 @@ def convert_script(invocation: Invocation) -> Conversion:
     """Converts `bash main.sh -m MODEL -d DATASET ... -e TRUE flags of the training`."""
     options, flags = _split_script(invocation.words)
     dataset = options.get("dataset", "wikitext103")
-    if options.get("inference", "false").lower() == "true":
-        return _convert_inference(dataset, options)
     if dataset == "imagenet":
         return _convert_script_images(options, flags)
     if dataset not in DATASETS:
         known = ("imagenet", *DATASETS)
         raise ValueError(f"main.sh: -d {dataset} is unknown{nearest(dataset, known)} It takes {', '.join(known)}.")
     defaults, folder = DATASETS[dataset]
-    gpus = int(options.get("gpus", 4))
-    size: Data = LAYERS.get(options.get("model", "16layers"), {}) if dataset == "wikitext103" else {}
     data = f"{options.get('data', 'DATA')}/{folder}"
+    if options.get("inference", "false").lower() == "true":
+        return _convert_inference(dataset, data, options)
+    gpus = int(options.get("gpus", GPUS))
+    size = _size(dataset, options.get("model"))
     words = [data, *_words({**defaults, "update_freq": max(1, PROCESSES // gpus)}), *flags, *_words(size)]
     folder_of_run = options.get("resume") or f"checkpoints/{options.get('suffix', dataset)}"
     conversion = _convert_language([*words, "--save-dir", folder_of_run], gpus, dataset)
@@ -66,6 +70,17 @@ def convert_script(invocation: Invocation) -> Conversion:
         conversion.commands.append(f"subquad average {run} --updates 10")
     conversion.commands += _evaluations(dataset, run, "average" if dataset == "wmt" else "last")
     return conversion
+
+
+def _size(dataset: str, model: str | None) -> Data:
+    """The flags of the model that -m names, which not all data sets have."""
+    known = LAYERS if dataset == "wikitext103" else {"default": {}}
+    name = next(iter(known)) if model is None else model
+    if name not in known:
+        raise ValueError(
+            f"main.sh: -m {name} is unknown{nearest(name, known)} With -d {dataset} it takes {', '.join(known)}."
+        )
+    return known[name]
 
 
 def _split_script(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -153,11 +168,17 @@ def _evaluations(dataset: str, run: str, checkpoint: str) -> list[str]:
     return [f"subquad evaluate {run} --checkpoint {checkpoint} --split test {DECODING}"]
 
 
-def _convert_inference(dataset: str, options: Mapping[str, str]) -> Conversion:
+def _convert_inference(dataset: str, data: str, options: Mapping[str, str]) -> Conversion:
     """`-i true -c CHECKPOINT`: the evaluation of the script without its training."""
     run, checkpoint, imported = checkpoint_words(options.get("checkpoint", "checkpoint_best.pt"), Arguments())
-    commands = _evaluations(dataset, run, checkpoint)
-    notes = [f"A checkpoint that the original wrote becomes a run first: {imported}"]
+    words = [imported]
+    for option, dictionary in DICTIONARIES[dataset].items():
+        words += [option, shlex.quote(f"{data}/{dictionary}")]
+    notes = [
+        "The checkpoint of the original becomes a run, whose only checkpoint is its last one. A run that was trained "
+        f"here needs no import, and --checkpoint {checkpoint}."
+    ]
+    commands = [" ".join(words), *_evaluations(dataset, run, "last")]
     return Conversion("efficient-attention's main.sh", commands=commands, notes=notes)
 
 
@@ -167,9 +188,15 @@ def _convert_inference(dataset: str, options: Mapping[str, str]) -> Conversion:
 def _convert_script_images(options: Mapping[str, str], flags: Sequence[str]) -> Conversion:
     model = options.get("model", "evit_tiny_p16")
     folder = f"imagenet_{model}_{options.get('suffix', 'default')}"
-    words = ["--model", model, "--batch-size", "128", "--data-path", options.get("data", "data/imagenet")]
+    words = ["--model", model, "--batch-size", "128", "--data-path", options.get("data", IMAGE_FOLDER)]
     words += ["--output-dir", folder, *flags]
-    return convert_images(Invocation("main.py", tuple(words), int(options.get("gpus", 4))))
+    conversion = convert_images(Invocation("main.py", tuple(words), int(options.get("gpus", GPUS))))
+    if "gpus" not in options:
+        conversion.notes.append(
+            f"The command has no -g, and the script counts on {GPUS} GPUs then: an update has as many batches, and the "
+            "learning rate follows from its images."
+        )
+    return conversion
 
 
 def convert_images(invocation: Invocation) -> Conversion:
@@ -217,6 +244,11 @@ def convert_images(invocation: Invocation) -> Conversion:
     if "num_workers" in arguments:
         recipe["train"]["data_workers"] = int(arguments.get("num_workers"))
     origins = _image_origins(arguments, name)
+    if invocation.processes > 1:
+        origins["train.accumulate"] = f"{invocation.processes} processes"
+        origins["schedule.lr"] = (
+            f"{origins.get('schedule.lr', LEARNING_RATE)} x images of an update / {REFERENCE_BATCH}"
+        )
     words = ["train", RECIPE, "--out", f"runs/{str(arguments.get('output_dir', given)).rstrip('/').rpartition('/')[2]}"]
     launcher = f"torchrun --nproc-per-node={invocation.processes} -m subquad" if invocation.processes > 1 else "subquad"
     commands = [f"{launcher} {shlex.join(words)}", f"subquad evaluate {words[-1]} --split valid"]
@@ -224,7 +256,7 @@ def convert_images(invocation: Invocation) -> Conversion:
 
 
 def _image_data(arguments: Arguments) -> Data:
-    folder = str(arguments.get("data_path", "data/imagenet")).rstrip("/")
+    folder = str(arguments.get("data_path", IMAGE_FOLDER)).rstrip("/")
     randaugment = arguments.get("aa", "rand-m9-mstd0.5-inc1")
     data: Data = {
         "images": {"train": f"{folder}/train", "valid": f"{folder}/val"},
@@ -251,7 +283,7 @@ def _image_model(name: str, mixer: Data, arguments: Arguments) -> Data:
         return {"preset": name, "encoder": {**encoder, "mixer": mixer}}
     stages = [dict(stage) for stage in PRESETS[name]["stages"]]
     for stage in stages[:-1]:  # the last one has softmax attention, whatever the command says
-        stage["mixer"] = mixer
+        stage["mixer"] = dict(mixer)
     return {"preset": name, "drop_path": drop_path, "stages": stages}
 
 
@@ -264,6 +296,8 @@ def _image_origins(arguments: Arguments, preset: str) -> dict[str, str]:
     found.pop("model.encoder.mixer.name", None)
     names = {"attn_name", *map(key, ATTENTION)}
     mixers = [given.words for name, given in arguments.values.items() if name in names]
-    if preset not in OTHER_NAMES.values():
-        found["model.encoder.mixer"] = " ".join(mixers)
+    is_pyramid = preset in OTHER_NAMES.values()
+    found["model.stages" if is_pyramid else "model.encoder.mixer"] = " ".join(mixers)
+    if words := arguments.words("drop_path_rate"):
+        found["model.drop_path" if is_pyramid else "model.encoder.drop_path"] = words
     return found

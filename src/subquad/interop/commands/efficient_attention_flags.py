@@ -22,6 +22,7 @@ TRANSLATION: Data = {
     "label_smoothing": 0.1,
     "max_tokens": 4096,
     "amp": True,
+    "log_interval": 200,
     "max_update": 300000,
     "save_interval_updates": 1000,
     "keep_interval_updates": 20,
@@ -31,6 +32,7 @@ TRANSLATION: Data = {
 LANGUAGE: Data = {
     "task": "language_modeling",
     "arch": "transformer_lm_wiki103",
+    "log_interval": 50,
     "max_update": 286000,
     "lr": 1.0,
     "t_mult": 2,
@@ -53,4 +55,8 @@ LANGUAGE: Data = {
 """Language modelling: -d wikitext103."""
 DATASETS = {"wmt": (TRANSLATION, "wmt16-en-de"), "wikitext103": (LANGUAGE, "wikitext-103")}
 CONTEXT_WINDOWS = (0, 256, 480)
-DECODING = "decode.beam=4 decode.lenpen=0.6 decode.max_len_a=1 decode.max_len_b=50"
+DICTIONARIES = {
+    "wmt": {"--dict-source": "dict.en.txt", "--dict-target": "dict.de.txt"},
+    "wikitext103": {"--dict-source": "dict.txt"},
+}
+DECODING = "decode.beam=4 decode.lenpen=0.6 decode.max_len_a=1 decode.max_len_b=50 decode.remove_bpe=subword_nmt"

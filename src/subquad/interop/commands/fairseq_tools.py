@@ -12,6 +12,7 @@ from subquad.original_names import AVERAGING, GENERATION, PREPARATION, Flag, key
 SUBWORD_NMT = "subword_nmt"
 """What --remove-bpe means without a value, or with one of JOINERS."""
 JOINERS = ("@@ ", "@@")
+IMPORT_NOTE = "A checkpoint that fairseq wrote becomes a run first, and is its `--checkpoint last`: {}"
 DECODING = {
     name: flag.fields.removeprefix("decode.")
     for name, flag in GENERATION.items()
@@ -39,7 +40,7 @@ def convert_generation(invocation: Invocation) -> Conversion:
     else:
         split = str(arguments.get("gen_subset", "test" if "generate" in invocation.name else "valid"))
         shown = f"subquad {shlex.join(['evaluate', run, '--checkpoint', checkpoint, '--split', split, *changes])}"
-    notes = [f"A checkpoint that fairseq wrote becomes a run first: {imported}"]
+    notes = [IMPORT_NOTE.format(imported)]
     return Conversion(invocation.name, commands=[shown], unsupported=dict(arguments.unsupported), notes=notes)
 
 
@@ -53,7 +54,7 @@ def convert_language_evaluation(invocation: Invocation) -> Conversion:
     words += ["--context-window", str(arguments.get("context_window", 0))]
     if "tokens_per_sample" in arguments:
         words.append(f"data.blocks.tokens_per_sample={arguments.get('tokens_per_sample')}")
-    notes = [f"A checkpoint that fairseq wrote becomes a run first: {imported}"]
+    notes = [IMPORT_NOTE.format(imported)]
     unsupported = dict(arguments.unsupported)
     return Conversion(
         "fairseq-eval-lm", commands=[f"subquad {shlex.join(words)}"], unsupported=unsupported, notes=notes

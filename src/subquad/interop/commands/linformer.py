@@ -1,11 +1,13 @@
 """crybot/linformer: `./run.sh SCRIPT --config FILE.yaml`, with the config read from its file."""
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from subquad.files import read_yaml
+from subquad.interop.checkpoints.linformer.convert import DECODE
 from subquad.interop.commands.conversion import RECIPE, Conversion
 from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
@@ -14,13 +16,19 @@ from subquad.original_names import Flag
 
 Data = dict[str, Any]
 FLAGS = {"--config": Flag("the recipe"), "--checkpoint": Flag("RUN of `subquad evaluate`")}
-FILES = "data/wmt14_en_de_csv/wmt14_translate_de-en"
+FILES = "datasets/wmt14_translate_de-en"
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 """The splits here, and in the names of the files."""
-TOKENIZER = "data/bart/tokenizer.json"
+TOKENIZER = "models/facebook/bart-base/tokenizer.json"
+DUMP = "datasets/wmt14-050-tokenized-256.npz"
+"""Where the program has the CSV files, BART's tokenizer and what pretokenize_dataset.py writes."""
 PREPARED = "data/wmt14_en_de_tokens"
+MAX_LENGTH = 256
+"""Of the presets."""
 LENGTHS = [2**power for power in range(8, 15)]
 TOKENS = 16384
+PROJECT = "HLT"
+"""The project of Weights & Biases that the program looks into."""
 
 
 def convert(invocation: Invocation, folder: Path) -> Conversion:
@@ -52,7 +60,8 @@ def convert(invocation: Invocation, folder: Path) -> Conversion:
 def _read_config(arguments: Arguments, folder: Path) -> Data:
     if "config" not in arguments:
         raise ValueError("run.sh: the script needs --config FILE.yaml")
-    path = folder / str(arguments.get("config"))
+    given = Path(str(arguments.get("config")))
+    path = given if given.is_file() else folder / given  # a script names files from where it is started
     content = read_yaml(path, "config of crybot/linformer, which the command names:")
     missing = [name for name in ("model", "training", "dataset") if not isinstance(content.get(name), Mapping)]
     if missing:
@@ -88,6 +97,7 @@ def _convert_training(config: Mapping[str, Any], arguments: Arguments) -> Conver
             "seed": 42,
             "precision": "float16",
         },
+        "decode": DECODE,
     }
     if schedule.get("cosine_annealing"):
         recipe["schedule"] |= {"min_lr": float(schedule["min_lr"]), "epochs": int(schedule.get("cosine_tmax", epochs))}
@@ -104,6 +114,8 @@ def _convert_training(config: Mapping[str, Any], arguments: Arguments) -> Conver
     notes = [
         "All of the training file is used, in random order; the original takes its first half, unshuffled.",
         "Pairs of more than max_length tokens are left out and counted, where the original cuts them.",
+        "The text is read from the CSV files. Where there is only the dump of pretokenize_dataset.py, it is named: "
+        f"'data.splits.train={{files: [{DUMP}], columns: [src, tgt]}}'.",
     ]
     run = f"runs/{Path(str(arguments.get('config'))).stem}"
     commands = [f"subquad {shlex.join(['train', RECIPE, '--out', run])}", f"subquad evaluate {run} --split test"]
@@ -131,21 +143,48 @@ def _model(model: Mapping[str, Any], length: int) -> Data:
 
 
 def _convert_measurement(config: Mapping[str, Any], arguments: Arguments) -> Conversion:
-    """compare_performance.py: the time of a forward pass by length, of a whole model or of its encoder alone."""
+    """compare_performance.py: the time of a forward pass by length, of a whole model or of its encoder alone.
+
+    Exact attention is measured at every length, whatever the config says; a Linformer has max_length positions.
+    """
     model = config["model"]
-    longest = int(config["dataset"]["max_length"])
+    changes = _model(model, MAX_LENGTH)
+    name = changes.pop("preset")
+    longest = int(config["dataset"]["max_length"]) if "k" in model else max(LENGTHS)
     lengths = ",".join(str(length) for length in LENGTHS if length <= longest)
-    chosen = _model(model, longest)
     part = ["--part", "encoder"] if model.get("encoder_only") else []
-    words = ["bench", "--preset", chosen["preset"], *part, "--lengths", lengths, "--tokens", str(TOKENS)]
+    words = ["bench", "--preset", name, *part, "--lengths", lengths, "--tokens", str(TOKENS)]
+    words += [word for change in _dotted(changes) for word in ("--set", change)]
     csv = f"{Path(str(arguments.get('config'))).stem}.csv"
     return Conversion("crybot/linformer", commands=[f"subquad {shlex.join([*words, '--out', csv])}"])
 
 
+def _dotted(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The changes of a model as NAME=VALUE with dotted names."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={value}"
+
+
 def _convert_evaluation(arguments: Arguments) -> Conversion:
+    """evaluate.py: its checkpoint is a file of a run at Weights & Biases; a run of ours is an artifact there."""
     checkpoint = str(arguments.get("checkpoint", "CHECKPOINT"))
-    notes = [
-        "A checkpoint that the original stored at Weights & Biases is downloaded and imported first, with the config "
-        "of its training beside it: subquad import checkpoint.pt --out runs/imported"
+    if ":" in checkpoint:
+        return Conversion("crybot/linformer", commands=[f"subquad evaluate wandb:{checkpoint} --split test"])
+    name = re.sub(r"[^\w.-]", "", checkpoint.rpartition("/")[2])
+    pulled = ["wandb", "pull", checkpoint] if "/" in checkpoint else ["wandb", "pull", "-p", PROJECT, checkpoint]
+    read = "data:={splits: {test: {files: [TEST.npz], columns: [src, tgt]}}}"
+    commands = [
+        shlex.join(pulled),
+        f"subquad import checkpoint.pt --out runs/{name}",
+        shlex.join(["subquad", "evaluate", f"runs/{name}", "--split", "test", read]),
     ]
-    return Conversion("crybot/linformer", commands=[f"subquad evaluate wandb:{checkpoint} --split test"], notes=notes)
+    notes = [
+        "The first line fetches checkpoint.pt and config.yaml of the run. The model reads and writes numbers of BART's "
+        "tokenizer, so that its test set is a dump as pretokenize_dataset.py makes it, and BLEU is that of numbers.",
+        "A run that was trained here with track.wandb_artifacts is evaluated by the name of its artifact: subquad "
+        "evaluate wandb:ENTITY/PROJECT/NAME:VERSION --split test",
+    ]
+    return Conversion("crybot/linformer", commands=commands, notes=notes)

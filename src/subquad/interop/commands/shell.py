@@ -35,6 +35,12 @@ class Invocation:
     gpus: int | None = None
 
     @property
+    def unset_variables(self) -> list[str]:
+        """The names of the variables that the text uses and does not set."""
+        found = (match[1] or match[2] for word in self.words for match in VARIABLE.finditer(word))
+        return list(dict.fromkeys(found))
+
+    @property
     def name(self) -> str:
         """The program without folders, endings and packages: train for fairseq_cli/train.py and fairseq_cli.train."""
         stem = PurePosixPath(self.program).name
@@ -54,7 +60,8 @@ def split_commands(text: str) -> list[Invocation]:
             found.append(_invocation(rest, environment | variables))
     if not found:
         raise ValueError(
-            "this starts no program: paste a command line, such as 'fairseq-train data-bin/... --arch ...'"
+            "this starts no program that is needed here: paste a command line, such as 'fairseq-train data-bin/... "
+            "--arch ...'"
         )
     return found
 

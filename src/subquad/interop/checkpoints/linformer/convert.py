@@ -59,11 +59,20 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Conv
 def _read_config(folder: Path) -> dict[str, Any]:
     """Returns the config beside the checkpoint. If there are several, they must agree about the number of heads."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
-    configs = [config for config in (read_yaml(path, "config") for path in paths) if _num_heads(config) is not None]
+    configs = [config for config in map(_read_sections, paths) if _num_heads(config) is not None]
     if len({_num_heads(config) for config in configs}) != 1:
         found = "several configs with different numbers of heads" if configs else "no YAML config with model.n_heads"
         raise ValueError(f"{folder} has {found}: put the config of the model, and no other, beside the checkpoint")
     return configs[0]
+
+
+def _read_sections(path: Path) -> dict[str, Any]:
+    """Reads a config, also as Weights & Biases stores that of a run: each section is {value: SECTION}."""
+    config = read_yaml(path, "config")
+    return {
+        name: section["value"] if isinstance(section, Mapping) and "value" in section else section
+        for name, section in config.items()
+    }
 
 
 def _num_heads(config: Mapping[str, Any]) -> int | None:
