@@ -43,23 +43,23 @@ class ChunkCounts(NamedTuple):
 
 
 def side_by_side(
-    x: Tensor, time: int, lengths: Tensor | None, size: int | Tensor, window: int, landmarks: int | None
+    x: Tensor, time: int, cells: int, lengths: Tensor | None, size: int | Tensor, window: int, landmarks: int | None
 ) -> ChunkCounts:
-    """Chunks of `size` tokens of x (batch, whole windows, C). A remainder makes a short last chunk.
+    """Chunks of `size` tokens of x (batch, any, C), of which `time` are there. A remainder makes a short last chunk.
 
-    time: the length of x before its last window was filled. lengths: (batch,) tokens of padded rows. size: one number,
-    or (batch,) one for each row, made for this number of landmarks.
+    cells: what whole windows cover. lengths: (batch,) tokens of padded rows. size: one number, or (batch,) one for each
+    row, made for this number of landmarks.
     """
     step = size if isinstance(size, int) else size[:, None]
     if isinstance(size, int):
-        count = -(-x.shape[1] // size)
+        count = -(-cells // size)
     else:
         assert lengths is not None
         assert landmarks is not None
-        count = _most_chunks(x.shape[1], whole_windows(lengths, window), size, landmarks)
+        count = _most_chunks(cells, whole_windows(lengths, window), size, landmarks)
     begin = torch.arange(count, device=x.device) * step
     if lengths is None:
-        num_tokens, sizes, mask = time - begin, x.shape[1] - begin, None
+        num_tokens, sizes, mask = time - begin, cells - begin, None
     else:
         num_tokens, sizes = lengths[:, None] - begin, whole_windows(lengths, window)[:, None] - begin
         mask = sizes > 0

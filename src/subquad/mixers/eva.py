@@ -219,13 +219,15 @@ class EVA(WindowMixer[EVAConfig]):
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         config, shape = self.config, self.shape_of(x, layout)
         lengths = layout.lengths if tracing.may_branch_on_length() else layout.lengths_of(x)
-        x, padded_shape, mask = self.pad_to_windows(x, layout, shape)
+        x, windows, mask = self.pad_to_windows(x, layout, shape, may_cut=self._chunks_lie_side_by_side(shape))
         flat = self.projections(x)
-        qkv, size = self.by_head(flat), self._chunk_size(padded_shape, lengths)
+        # chunks are those of whole windows, also where the only window was cut
+        cells = windows.shape if len(shape) == 2 else (max(windows.shape[0], config.window),)
+        qkv, size = self.by_head(flat), self._chunk_size(cells, lengths)
         if size is None:
-            summaries = self._cut_and_summarise(flat, padded_shape, mask, layout.lengths)
+            summaries = self._cut_and_summarise(flat, cells, mask, layout.lengths)
         else:
-            chunks = side_by_side(x, shape[0], lengths, size, config.window, config.chunking[1])
+            chunks = side_by_side(x, shape[0], cells[0], lengths, size, config.window, config.chunking[1])
             if implementation("chunk_values", qkv) == "gpu":  # where a pass over x takes longer than its products
                 qkv, means = chunk_means(qkv, mask, size, chunks.sizes.squeeze(2))
             else:
@@ -235,15 +237,20 @@ class EVA(WindowMixer[EVAConfig]):
             seen = 0 if not config.causal else size if isinstance(size, int) else size[:, None]
             summaries = Summaries(chunk_k, values, chunks.mask, seen)
         dropout = config.attention_dropout if self.training else 0.0
-        y = window_attention(qkv, self.windows(padded_shape), self.bias_values(), mask, summaries, dropout)
-        return crop(self.project_out(y), padded_shape, shape), None
+        y = window_attention(qkv, windows, self.bias_values(windows), mask, summaries, dropout)
+        return crop(self.project_out(y), windows.shape, shape), None
 
-    def _chunk_size(self, padded_shape: tuple[int, ...], lengths: Tensor | None) -> int | Tensor | None:
-        """Tokens of a chunk, where chunks of a sequence lie side by side: one number, or (batch,) one for each row."""
+    def _chunks_lie_side_by_side(self, shape: tuple[int, ...]) -> bool:
+        """Whether chunks are pieces of a sequence that share no token, and their means those of tokens."""
         config = self.config
         # what is turned by positions has means of its own, and so has what an adapter adds
         other_means = config.rotary or self.has_adapter
-        if len(padded_shape) == 2 or other_means or (config.overlap and not config.is_decoder):
+        return not (len(shape) == 2 or other_means or (config.overlap and not config.is_decoder))
+
+    def _chunk_size(self, padded_shape: tuple[int, ...], lengths: Tensor | None) -> int | Tensor | None:
+        """Tokens of a chunk, where chunks lie side by side: one number, or (batch,) one for each row."""
+        config = self.config
+        if not self._chunks_lie_side_by_side(padded_shape):
             return None
         size, landmarks = config.chunking
         if landmarks is None:

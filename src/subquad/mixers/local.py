@@ -62,10 +62,10 @@ class Local(WindowMixer[LocalConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         shape = self.shape_of(x, layout)
-        x, padded_shape, mask = self.pad_to_windows(x, layout, shape)
+        x, windows, mask = self.pad_to_windows(x, layout, shape)
         qkv = self.by_head(self.projections(x))
-        y = window_attention(qkv, self.windows(padded_shape), self.bias_values(), mask)
-        return crop(self.project_out(y), padded_shape, shape), None
+        y = window_attention(qkv, windows, self.bias_values(windows), mask)
+        return crop(self.project_out(y), windows.shape, shape), None
 
     def reads_from(self, start: int) -> int:
         return max(0, start // self.period * self.period - self.look_back)

@@ -57,11 +57,10 @@ class ScatterBrain(WindowMixer[ScatterBrainConfig]):
 
     def mix(self, x: Tensor, layout: Layout) -> tuple[Tensor, None]:
         shape = self.shape_of(x, layout)
-        x, padded_shape, mask = self.pad_to_windows(x, layout, shape)
+        x, windows, mask = self.pad_to_windows(x, layout, shape)
         q, k, v = self.project(x)
-        windows = self.windows(padded_shape)
         q_windows, k_windows, v_windows, mask_windows = in_windows(q, k, v, windows, mask)
-        local = window_logits(q_windows, k_windows, windows, self.bias_values(), mask_windows)
+        local = window_logits(q_windows, k_windows, windows, self.bias_values(windows), mask_windows)
         with full_precision(x):
             q_windows, k, k_windows, v, v_windows = (
                 at_least_float32(part) for part in (q_windows, k, k_windows, v, v_windows)
@@ -76,7 +75,7 @@ class ScatterBrain(WindowMixer[ScatterBrainConfig]):
             probs = torch.cat([local, summary], -1).softmax(-1)
             local_probs, summary_probs = probs.split([local.shape[-1], summary.shape[-1]], -1)
             y = local_probs @ v_windows + summary_probs @ values
-        return crop(self.merge_heads(merge_windows(y, windows)), padded_shape, shape), None
+        return crop(self.merge_heads(merge_windows(y, windows)), windows.shape, shape), None
 
     def _log_features(self, matrix: Tensor, t: Tensor) -> Tensor:
         """a(t) of tokens (..., N, d), with W (..., m, d): (..., N, m)."""

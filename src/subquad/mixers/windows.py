@@ -210,31 +210,38 @@ class WindowMixer(AttentionMixer[WindowConfigT]):
         return self.look_back, self.look_forward
 
     def pad_to_windows(
-        self, x: Tensor, layout: Layout, shape: tuple[int, ...]
-    ) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
+        self, x: Tensor, layout: Layout, shape: tuple[int, ...], may_cut: bool = True
+    ) -> tuple[Tensor, Windows, Tensor | None]:
         """x with zeros at the end, or at the bottom and right, up to whole windows: (batch, cells, channels).
 
-        Also the padded shape, and a mask of its cells: (batch or 1, cells) bool, None when all are tokens.
+        Also the windows over the padded shape, and a mask of its cells: (batch or 1, cells) bool, None when all are
+        tokens. may_cut: a sequence that is shorter than its only window need not be filled up; a CPU then cuts the
+        window to its length.
         """
+        may_cut = may_cut and len(shape) == 1 and tracing.may_branch_on_length() and x.device.type == "cpu"
+        if may_cut and shape[0] < self.config.window:
+            return x, Windows(shape, shape[0], causal=self.config.causal), layout.mask
         size = self.window_on(shape)
         padded_shape = tuple(((cells + size - 1) // size + tracing.is_symbolic(cells)) * size for cells in shape)
+        windows = Windows(padded_shape, size, *self.look_on(padded_shape), self.config.causal)
         # Compiled code always pads and masks: a branch on the length would cost a graph of its own.
         if layout.mask is None and tracing.may_branch_on_length() and padded_shape == shape:
-            return x, padded_shape, None
+            return x, windows, None
         mask = layout.mask if layout.mask is not None else x.new_ones((1, x.shape[1]), dtype=torch.bool)
         pads = [0, 0]
         for cells, whole in zip(reversed(shape), reversed(padded_shape), strict=True):
             pads += [0, whole - cells]
         grown = F.pad(x.unflatten(1, shape), pads).flatten(1, -2)
-        return grown, padded_shape, F.pad(mask.view(-1, *shape, 1), pads).flatten(1)
+        return grown, windows, F.pad(mask.view(-1, *shape, 1), pads).flatten(1)
 
-    def windows(self, padded_shape: tuple[int, ...]) -> Windows:
-        """The windows of a padded shape."""
-        return Windows(padded_shape, self.window_on(padded_shape), *self.look_on(padded_shape), self.config.causal)
-
-    def bias_values(self) -> Tensor | None:
+    def bias_values(self, windows: Windows) -> Tensor | None:
         """What the relative bias adds to the logits of a window: (heads or 1, queries, keys)."""
-        return None if self.bias is None else self.bias()
+        if self.bias is None:
+            return None
+        values, size = self.bias(), windows.size
+        if len(windows.shape) == 1 and size < self.config.window:  # the window was cut, and reaches nothing else
+            return values[:, :size, self.look_back : self.look_back + size]
+        return values
 
     def new_window(self, batch: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Lengths, keys and values of an empty streaming window."""

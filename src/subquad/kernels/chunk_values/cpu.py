@@ -1,7 +1,8 @@
 """Values of chunks on the CPU, made of torch's own operations.
 
-A head at a time on each thread, so that what lies between keys and result stays in the cache. Rows whose chunks have
-the same size are taken together. Training keeps the probability of each position in its chunk.
+A head at a time on each thread, so that what lies between keys and result stays in the cache; all heads at once where
+they are small, since calls then cost more than what they compute. Rows whose chunks have the same size are taken
+together. Training keeps the probability of each position in its chunk.
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from subquad.kernels.masking import MASK_VALUE
 from subquad.kernels.parallel import parallel_map
 
 DTYPES = (torch.float32, torch.float64)
+FEW_ELEMENTS = 2**19
+"""Queries, keys and values of all heads that fit the cache: 2 MiB in float32."""
 
 
 def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -50,6 +53,21 @@ class Group(NamedTuple):
         time = min(target.shape[1], self.chunks * self.size)
         target[self.rows, :time] = cells.flatten(1, 2)[:, :time]
 
+    def chunk_vectors(self, x: Tensor, heads: slice) -> Tensor:
+        """A vector of each chunk, of x (batch, heads, chunks, d): (rows, chunks, 1, heads, d), beside its cells."""
+        return x[:, heads].transpose(1, 2)[self.rows, : self.chunks, None]
+
+    def put_vectors(self, target: Tensor, heads: slice, vectors: Tensor) -> None:
+        """Writes (rows, chunks, heads, d) to a target (batch, heads, chunks, d)."""
+        target[:, heads].transpose(1, 2)[self.rows, : self.chunks] = vectors
+
+
+def slices_of_heads(qkv: Tensor) -> list[slice]:
+    """The heads that are computed together."""
+    if qkv.numel() <= FEW_ELEMENTS:
+        return [slice(None)]
+    return [slice(head, head + 1) for head in range(qkv.shape[3])]
+
 
 def groups_of(qkv: Tensor, w: Tensor, sizes: Tensor | None, size: int) -> list[Group]:
     if sizes is None:
@@ -73,20 +91,20 @@ def _forward(
         mask = torch.ones(1, qkv.shape[1], dtype=torch.bool)
     masks = [None if mask is None else group.cells(mask) for group in groups]
 
-    def summarise(head: int) -> None:
+    def summarise(heads: slice) -> None:
         for group, kept_cells in zip(groups, masks, strict=True):
-            k, v = (group.cells(qkv[:, :, part, head]) for part in (1, 2))
-            logits = (k * (w[:, head][group.rows, : group.chunks, None] - k / 2)).sum(-1).mul_(scale)
+            k, v = (group.cells(qkv[:, :, part, heads]) for part in (1, 2))
+            logits = (k * (group.chunk_vectors(w, heads) - k / 2)).sum(-1).mul_(scale)
             if kept_cells is not None:
-                logits.masked_fill_(~kept_cells, MASK_VALUE)
-            probs = torch.softmax(logits, -1)
+                logits.masked_fill_(~kept_cells[..., None], MASK_VALUE)
+            probs = torch.softmax(logits, 2)
             if kept_cells is not None:
-                probs *= kept_cells
+                probs *= kept_cells[..., None]
             if trains:
-                group.put(kept[head], probs)
-            u[:, head][group.rows, : group.chunks] = (probs[..., None] * v).sum(-2)
+                group.put(kept[heads].permute(1, 2, 0), probs)
+            group.put_vectors(u, heads, (probs[..., None] * v).sum(2))
 
-    list(parallel_map(summarise, range(qkv.shape[3])))
+    list(parallel_map(summarise, slices_of_heads(qkv)))
     return u, kept
 
 
@@ -99,17 +117,16 @@ def _backward(
     d_qkv = torch.zeros_like(qkv, memory_format=torch.contiguous_format)
     d_w = torch.zeros_like(w, memory_format=torch.contiguous_format)
 
-    def differentiate(head: int) -> None:
+    def differentiate(heads: slice) -> None:
         for group in groups:
-            k, v = (group.cells(qkv[:, :, part, head]) for part in (1, 2))
-            probs, g = group.cells(kept[head]), grad[:, head][group.rows, : group.chunks, None]
-            d_logits = torch._softmax_backward_data((v * g).sum(-1), probs, -1, probs.dtype).mul_(scale)
-            d_w[:, head][group.rows, : group.chunks] = (d_logits[..., None] * k).sum(-2)
-            d_k = (w[:, head][group.rows, : group.chunks, None] - k) * d_logits[..., None]
-            group.put(d_qkv[:, :, 1, head], d_k)
-            group.put(d_qkv[:, :, 2, head], probs[..., None] * g)
+            k, v = (group.cells(qkv[:, :, part, heads]) for part in (1, 2))
+            probs, g = group.cells(kept[heads].permute(1, 2, 0)), group.chunk_vectors(grad, heads)
+            d_logits = torch._softmax_backward_data((v * g).sum(-1), probs, 2, probs.dtype).mul_(scale)[..., None]
+            group.put_vectors(d_w, heads, (d_logits * k).sum(2))
+            group.put(d_qkv[:, :, 1, heads], (group.chunk_vectors(w, heads) - k) * d_logits)
+            group.put(d_qkv[:, :, 2, heads], probs[..., None] * g)
 
-    list(parallel_map(differentiate, range(qkv.shape[3])))
+    list(parallel_map(differentiate, slices_of_heads(qkv)))
     return d_qkv, d_w
 
 

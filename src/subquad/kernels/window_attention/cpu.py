@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subquad.kernels import tracing
 from subquad.kernels.masking import MASK_VALUE
@@ -34,11 +35,86 @@ def window_attention(
     dropout: float,  # noqa: ARG001 - always 0: see LACKS
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
+    if tracing.may_branch_on_length() and windows.shape[0] == windows.size:
+        return _attend_in_one_window(qkv, windows, bias, mask, summaries)
     summary_k, summary_v, summary_mask, chunk = (None, None, None, 0) if summaries is None else summaries
     inputs = (qkv, summary_k, summary_v, bias)
     trains = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     sizes = (windows.size, windows.look_back, windows.look_forward, windows.causal, chunk)
     return torch.ops.subquad.window_attention(*inputs, mask, summary_mask, *sizes, trains)[0]
+
+
+def _attend_in_one_window(
+    qkv: Tensor, windows: Windows, bias: Tensor | None, mask: Tensor | None, summaries: Summaries | None
+) -> Tensor:
+    """y (batch, time, heads, d) where every query sees all tokens, or all before it: torch's own attention.
+
+    For short sequences the calls of a tile for each head cost more than what they compute.
+    """
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    time, visible = qkv.shape[1], None if mask is None else mask[:, None, None]
+    if windows.causal and not (visible is None and bias is None and summaries is None):
+        earlier = torch.ones(time, time, dtype=torch.bool, device=qkv.device).tril()
+        visible = earlier if visible is None else visible & earlier
+    if summaries is not None:
+        k, v = torch.cat([k, summaries.k], 2), torch.cat([v, summaries.v], 2)
+        visible = _join(visible, _visible_summaries(summaries, time), time, summaries.k.shape[2])
+    hidden = None if visible is None else q.new_zeros(()).expand_as(visible).masked_fill(~visible, MASK_VALUE)
+    if bias is None:
+        y: Tensor = FusedAttention.apply(q, k, v, hidden, windows.causal and visible is None)
+    else:
+        bias = F.pad(bias[:, :, windows.look_back : windows.look_back + time], (0, k.shape[2] - time))
+        y = F.scaled_dot_product_attention(q, k, v, bias if hidden is None else bias + hidden)
+    return y.transpose(1, 2)
+
+
+class FusedAttention(torch.autograd.Function):
+    """torch's fused attention on CPUs; a backward pass that is differentiated itself goes through plain products.
+
+    q (batch, heads, queries, d); k, v (batch, heads, keys, d); hidden: what is added to the logits, or None; causal:
+    whether keys after the query are hidden.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, causal: bool) -> Tensor:
+        y, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=hidden)
+        ctx.save_for_backward(q, k, v, hidden, y, log_sums)
+        ctx.causal = causal
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, hidden, y, log_sums = ctx.saved_tensors
+        if tracing.differentiates_backward():
+
+            def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+                with sdpa_kernel(SDPBackend.MATH):
+                    return F.scaled_dot_product_attention(q, k, v, hidden, is_causal=ctx.causal)
+
+            return *tracing.gradients_of(attend, (q, k, v), grad), None, None
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return *backward(grad, q, k, v, y, log_sums, 0.0, ctx.causal, attn_mask=hidden), None, None
+
+
+def _visible_summaries(summaries: Summaries, time: int) -> Tensor | None:
+    """Which summaries the queries see: (batch or 1, 1, time or 1, n) bool; None: all see all."""
+    visible = None if summaries.mask is None else summaries.mask[:, None, None]
+    if summaries.chunk:
+        count, device = summaries.k.shape[2], summaries.k.device
+        ended = torch.arange(time, device=device)[:, None] // summaries.chunk > torch.arange(count, device=device)
+        visible = ended if visible is None else visible & ended
+    return visible
+
+
+def _join(keys: Tensor | None, summaries: Tensor | None, time: int, count: int) -> Tensor | None:
+    """One mask (batch or 1, 1, time, time + count) of keys and summaries; None: all are visible."""
+    if keys is None and summaries is None:
+        return None
+    parts = [(keys, time), (summaries, count)]
+    known = [part for part, _ in parts if part is not None]
+    batch = max(part.shape[0] if part.dim() == 4 else 1 for part in known)
+    ones = known[0].new_ones(())
+    return torch.cat([(ones if part is None else part).expand(batch, 1, time, n) for part, n in parts], -1)
 
 
 class Shape(NamedTuple):
