@@ -9,7 +9,6 @@ import typer
 from subquad.cli.bench_models import bench_preset, bench_recipe
 from subquad.cli.options import AsJson, parse_integer, parse_mechanisms, parse_mixer_options, split_words
 from subquad.cli.output import print_table
-from subquad.config import apply_change
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -113,6 +112,7 @@ def bench(
     precision = dtype or default_dtype(torch.device(_check_device(device)))
     if preset is not None:
         from subquad.compare.measure.presets import PresetPlan
+        from subquad.config import apply_change
 
         changes: dict[str, Any] = {}
         for change in set_ or []:
