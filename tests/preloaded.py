@@ -27,8 +27,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-IMPORTS = ("torch._dynamo", "torch.distributed.fsdp", "numba", "sklearn.datasets", "babel.core", "subquad.api")
-"""What the programs of tests import. torch imports its compiler as soon as an optimiser is built."""
+IMPORTS = (
+    "torch._dynamo", "torch.distributed.fsdp", "sklearn.datasets", "babel.core", "subquad.api", "subquad.cli.main",
+    *(f"subquad.kernels.{name}.cpu" for name in ("chunk_values", "landmark_attention", "window_attention")),
+)  # fmt: skip
+"""What the programs of tests import, but for kernels of numba: their threads would not survive a fork. torch imports
+its compiler as soon as an optimiser is built."""
 PR_SET_CHILD_SUBREAPER = 36
 """Of <sys/prctl.h>: descendants whose parent has ended become children of the process that asks for it."""
 MOST_BYTES = 1 << 20
@@ -90,6 +94,12 @@ def start_server() -> socket.socket:
     return _server
 
 
+def see_file(fd: Any) -> None:
+    """In place of `os.fsync`: what was written outlives its process anyway, and no test has a power failure to wait
+    for the disk for."""
+    os.fstat(fd if isinstance(fd, int) else fd.fileno())
+
+
 def adopt_orphans() -> None:
     assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
 
@@ -130,6 +140,9 @@ def main() -> None:
     for name in IMPORTS:
         with suppress(ImportError):  # of an extra
             importlib.import_module(name)
+    with suppress(ImportError):
+        prepare_numba()
+    os.fsync = see_file
     gc.freeze()
     faulthandler.enable()  # a program that is aborted because it does not end says where it is
     request = serve(socket.socket(fileno=int(sys.argv[1])))
@@ -145,6 +158,14 @@ def main() -> None:
     adopt_orphans()
     subprocess.Popen = Preloaded  # type: ignore[misc]
     run(request)
+
+
+def prepare_numba() -> None:
+    """Lets numba learn the functions that it knows, which the first kernel of a process would wait for."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def run(request: dict[str, Any]) -> None:
