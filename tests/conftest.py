@@ -1,12 +1,17 @@
 """What tests of several folders use."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.preloaded import preloaded
+from tests.kernels.gpu.shortcuts import take_shortcuts
+from tests.preloaded import preloaded, see_file
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    take_shortcuts()
 
 LONG = (
     "test_interpreted.py", "test_torture.py", "test_distributed.py", "test_interruption.py", "test_comparison.py",
@@ -18,6 +23,13 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests are the first: at the end one process would wait for the other's last test."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", see_file)
+        yield
 
 
 @pytest.fixture(scope="module")

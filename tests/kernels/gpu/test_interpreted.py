@@ -4,6 +4,7 @@ Triton decides when it is imported whether it interprets, and other tests need i
 of their own, which is one for all of them in the suite.
 """
 
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -30,6 +31,16 @@ def test_checks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_more_checks(file: str, tmp_path: Path) -> None:
     run_checks(FOLDER / file, marks="", TRITON_CACHE_DIR=str(tmp_path), **INTERPRETED)
+
+
+def check_integers_that_overflow_are_errors() -> None:
+    double = importlib.import_module("tests.kernels.gpu.overflowing").double
+    y = torch.empty(1, dtype=torch.int32)
+    double[(1,)](torch.tensor([-(2**30)], dtype=torch.int32), y)
+    assert y.item() == -(2**31)
+    for number in (2**30, -(2**30) - 1):
+        with pytest.raises(Exception, match="int32 overflow detected for operation mul"):
+            double[(1,)](torch.tensor([number], dtype=torch.int32), y)
 
 
 # ---------------------------------------------------------------------- outputs and gradients, as mixers call them
