@@ -46,7 +46,10 @@ LANGUAGES = {"math", "python", "yaml", "toml", "sh", "text", ""}
 UPDATES = ["train.updates=2", "train.budget.max_tokens=512", "schedule.warmup_updates=1"]
 DECODED = ["decode.beam=1", "decode.max_len_a=0", "decode.max_len_b=5"]
 COSTS = ["--lengths", "16", "--tokens", "32", "--rounds", "1"]
+FEW_PHRASES = [f"data.options.{split}={count}" for split, count in {"train": 200, "valid": 20, "test": 20}.items()]
+FEW_PHRASES += ["data.tokenizer.vocab_size=300"]
 SHORT = {  # the last value of an option counts
+    "advise": ["--lengths", "8,16,24,32", "--dim", "16", "--heads", "2", "--rounds", "1"],
     "bench": ["--lengths", "16", "--dim", "16", "--heads", "2", "--repeats", "1"],
     "compare": [*UPDATES, *DECODED, *COSTS, "--seeds", "1", "--no-floors"],
     "demo": ["--updates", "51", "--seeds", "1"],
@@ -279,6 +282,8 @@ def shortened(words: list[str]) -> list[str]:
         return [*kept, *(["--updates", "1"] if counts & set(words) else [])]
     if "--dry-run" in words:
         return words
+    if words[0] in ("train", "compare") and {"phrases", "phrases.yaml"} & set(words):
+        words = [*words, *FEW_PHRASES]
     if "cifar10_softmax" in words:  # of the few images that stand for the set
         words = [*words, "data.hold_out=20"]
     if "speeches_long" in words:  # blocks that fit into a short batch

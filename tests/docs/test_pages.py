@@ -54,10 +54,10 @@ def test_what_a_reader_would_run_is_no_text() -> None:
 
 
 def test_a_comparison_of_ones_own_text(tmp_path: Path) -> None:
-    """The example that pages leave to the nightly tests, with a mechanism and no lengths."""
+    """The example that pages leave to the nightly tests, with a mechanism, a seed and no lengths."""
     lines = [f"the year {number} was {'good' if number % 3 else 'better'}" for number in range(200)]
     (tmp_path / "my.txt").write_text("\n".join(lines) + "\n")
-    words = ["--mixers", "softmax", "--updates", "2", "--lengths", ""]
+    words = ["--mixers", "softmax", "--updates", "2", "--seeds", "1", "--lengths", ""]
     with contextlib.chdir(tmp_path):
         said = in_process(["-m", "subquad.examples.compare_text", "my.txt", *words])
     assert said.startswith("my.txt: pieces of 32 tokens, 2 updates of 16 pieces each\n")
