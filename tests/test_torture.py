@@ -16,6 +16,13 @@ pytestmark = pytest.mark.usefixtures("preloaded_programs")
 ROOT = Path(__file__).parent.parent
 TABLES = ["kill-saving", "kill-random", "damage", "disturbed", "memory", "streaming", "hostile"]
 PARTS = ["kills", "damage", "disks", "long", "streaming", "hostile"]
+DISKS = """
+import json, sys
+from pathlib import Path
+from torture.disks import disturbances
+
+print(json.dumps([result.as_json() for result in disturbances(Path(sys.argv[1]), ("commands",), 1)]))
+"""
 
 
 def tortured(folder: Path, *parts: str) -> list[dict[str, Any]]:
@@ -73,3 +80,11 @@ def test_nothing_is_lost_in_the_longer_parts(part: str, tmp_path: Path) -> None:
     for line in lines:
         assert line["reason"] is None, line
         assert line["verdict"] in ("met", ""), line  # efficiencies have no target
+
+
+@pytest.mark.nightly  # test_full_disk.py gives the same commands files that may not grow
+def test_commands_leave_nothing_on_a_full_disk(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DISKS, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = json.loads(done.stdout)
+    assert line["verdict"] == "met" or not_tried(line), line

@@ -45,7 +45,8 @@ def test_one_graph_serves_many_lengths(case: Case) -> None:
 def test_the_default_backend_agrees(name: str) -> None:
     mixer, x = first_case(name, causal=True).build(), tokens(2, 41, 0)
     compiled = torch.compile(mixer, fullgraph=True)
-    assert close(compiled(x).y, mixer(x).y)
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):  # it would compile a program for each it knows first
+        assert close(compiled(x).y, mixer(x).y)
 
 
 @pytest.mark.parametrize("case", [first_or_nightly(case) for case in every_case()], ids=str)
