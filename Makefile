@@ -11,7 +11,8 @@ PEERS := .peers
 
 # One torch thread per test process: processes that each start a thread per core slow one another down. With worksteal
 # each of the two has half of the files in one piece, which share their fixtures, and helps the other when it is done.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# What Python compiles is kept, whatever the environment says: tests start programs a hundred times.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-lowest test-gpu nightly lint format docs bench bench-decode bench-instructions bench-loader bench-peers bench-tables torture clean
