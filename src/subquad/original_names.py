@@ -113,6 +113,7 @@ TRAINING = {
     "--skip-invalid-size-inputs-valid-test": Flag(reason=SKIPPED, switch=True),
     "--best-checkpoint-metric": Flag(reason="the best checkpoint is that of the task's main metric"),
     "--maximize-best-checkpoint-metric": Flag(reason="the task knows which values are better", switch=True),
+    "--valid-subset": Flag(reason="validation reads the split `valid`; `subquad evaluate` takes --split"),
     "--eval-bleu": Flag(reason=VALIDATED, switch=True),
     "--eval-bleu-args": Flag(reason=VALIDATED),
     "--eval-bleu-detok": Flag(reason=VALIDATED),
@@ -176,6 +177,7 @@ MODEL = {
 GENERATION = {
     "--path": Flag("RUN of the command, and --checkpoint"),
     "--gen-subset": Flag("--split"),
+    "--valid-subset": Flag("--split"),
     "--batch-size": Flag("decode.batch_sentences"),
     "--max-sentences": Flag("decode.batch_sentences"),
     "--max-tokens": Flag("decode.batch_tokens"),

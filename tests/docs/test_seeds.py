@@ -108,7 +108,10 @@ def test_names_of_the_documents_are_on_the_page() -> None:
     """What the five documents name, and a reader would search for."""
     names = """
         lightconv_iwslt_de_en lightconv_wmt_en_de_big lightconv.glu.wmt17.zh-en from_pretrained cuda_function_gen.py
-        average_checkpoints.py fairseq-generate torch.distributed.launch --encoder-glu --encoder-conv-type --update-freq
+        --arch --source-lang --target-lang --optimizer --warmup-updates --warmup-init-lr --min-lr --inputs --output
+        --path $SAVE CUDA_VISIBLE_DEVICES average_checkpoints.py fairseq-generate torch.distributed.launch --encoder-glu
+        --encoder-conv-type --update-freq
+        transformer_decoder.py transformer_layer.py primal_attention.py multihead_attention.py cross_entropy.py
         train_efficiency.py transformer_lm PrimalMultiheadAttention data-bin/wikitext-103 eta
         crybot/WMT14-en-de-tokenized pretokenize_dataset.py lin_k32_training.yaml lin_k64_training.yaml
         vanilla_training.yaml compare_performance.py perf_lin_k128_encoder_only.yaml evaluate.py build.sh

@@ -178,6 +178,12 @@ def test_averaging_and_generating() -> None:
     assert "subquad import save/dynamic_conv_iwslt/checkpoint_last10_avg.pt" in generate.notes[0]
 
 
+def test_a_validation_names_its_subsets() -> None:
+    (found,) = convert_command("fairseq-validate data-bin/x --path c/checkpoint_best.pt --valid-subset valid,test")
+    assert found.commands == ["subquad evaluate runs/c --checkpoint best --split valid,test"]
+    assert not found.unsupported
+
+
 def test_a_variable_that_nothing_sets_is_named() -> None:
     found = convert_commands(f"{seeds.AVERAGE}\n{seeds.GENERATE}")
     assert len([note for note in found.notes if note.startswith("The text does not set $SAVE")]) == 1

@@ -38,7 +38,8 @@ def convert_generation(invocation: Invocation) -> Conversion:
         source = arguments.get("input")
         shown = f"subquad {shlex.join(command)} < {source or 'INPUT'}"
     else:
-        split = str(arguments.get("gen_subset", "test" if "generate" in invocation.name else "valid"))
+        subset, usual = ("gen_subset", "test") if "generate" in invocation.name else ("valid_subset", "valid")
+        split = str(arguments.get(subset, usual))
         shown = f"subquad {shlex.join(['evaluate', run, '--checkpoint', checkpoint, '--split', split, *changes])}"
     notes = [IMPORT_NOTE.format(imported)]
     return Conversion(invocation.name, commands=[shown], unsupported=dict(arguments.unsupported), notes=notes)
