@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import io
 import json
+import math
 import sys
 import types
 from collections.abc import Mapping
@@ -422,16 +423,24 @@ def test_crybot_needs_its_config(tmp_path: Path, capsys) -> None:
     assert "has no YAML config with model.n_heads" in refused(contents, tmp_path, capsys)
 
 
-def test_the_config_of_crybot_may_be_that_of_weights_and_biases(tmp_path: Path) -> None:
-    """As it lies beside the checkpoint after `wandb pull`."""
-    contents = write_crybot(sample(LINFORMER, "crybot_*_encdec"), tmp_path)
+def test_a_checkpoint_of_crybot_from_weights_and_biases_is_evaluated(tmp_path: Path) -> None:
+    """With the config as `wandb pull` puts it beside the checkpoint, and a dump of pretokenize_dataset.py."""
+    fixture = sample(LINFORMER, "crybot_*_encdec")
+    contents = write_crybot(fixture, tmp_path)
     sections = yaml.safe_load((tmp_path / "config.yaml").read_text())
     stored = {
         "_wandb": {"value": {"cli_version": "0.18"}},
         **{name: {"value": part} for name, part in sections.items()},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored))
-    assert imported(contents, tmp_path).recipe.task == "translation"
+    imported(contents, tmp_path)
+    np.savez(tmp_path / "test.npz", src=fixture["in.src"].numpy(), tgt=fixture["in.tgt"].numpy())
+    split = f"data.splits.test={{files: [{tmp_path / 'test.npz'}], columns: [src, tgt]}}"
+    assert command(["evaluate", str(tmp_path / "run"), split, "--resamples", "1"]) == 0
+    found = json.loads((tmp_path / "run/evaluation-test.json").read_text())
+    expected, scored = fixture["in.tgt"][:, 1:], fixture["in.tgt_mask"][:, 1:] != 0
+    log_probs = fixture["out.log_probs"].gather(-1, expected[..., None])[..., 0][scored]
+    assert found["metrics"]["ppl"]["value"] == pytest.approx(math.exp(-log_probs.mean()), rel=1e-5)
 
 
 def test_an_encoder_alone_is_refused(tmp_path: Path, capsys) -> None:

@@ -150,8 +150,11 @@ class TextData(DataConfig):
         report = ReadingReport(self.on_error)
         return None if source.is_ids else list(read_samples(source, FIELDS[self.sample_kind], report=report))
 
-    def prepare(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
-        """The text as tokens. cache: where they are written if they are not prepared yet."""
+    def prepare(self, cache: Path, report: ReportProgress | None = None, split: str | None = None) -> PreparedText:
+        """The text as tokens. cache: where they are written if they are not prepared yet.
+
+        split: the only one that is needed; the others are left out if the tokenizers are there without them.
+        """
         if self.folder is not None:
             with wrap_corrupt_data_errors(f"the data in {self.folder}"):
                 prepared = open_prepared(self.folder)
@@ -164,7 +167,7 @@ class TextData(DataConfig):
                     theirs = build_tokenizer(getattr(config, name))
                     check_same_tokens(build_tokenizer(own), theirs, f"the dictionary in {self.fairseq.path}")
                 config = config.model_copy(update=self.tokenizer_configs())
-            return prepare_text(config, cache, report=report)
+            return prepare_text(config if split is None else config.for_split(split), cache, report=report)
         splits = dict(self.splits)
         if self.embedded is not None:
             found = self._load_embedded()
@@ -175,7 +178,8 @@ class TextData(DataConfig):
             ).splits
         options: dict[str, Any] = {"sample_kind": self.sample_kind, "splits": splits, "max_length": self.longest}
         options |= {"on_error": self.on_error, **self.tokenizer_configs()}
-        return prepare_text(TextDataConfig.parse("data", options), cache, report=report)
+        config = TextDataConfig.parse("data", options)
+        return prepare_text(config if split is None else config.for_split(split), cache, report=report)
 
     def prepare_for_training(self, cache: Path, report: ReportProgress | None = None) -> PreparedText:
         """The text as tokens. Data of another task, or without the splits `train` and `valid`, is refused."""
@@ -332,7 +336,7 @@ def text_of_split(
     with TemporaryDirectory() as scratch:
         # If the data was changed after training, the tokens in the run are not those of the split.
         own = data.folder or prepared_data
-        prepared = open_prepared(own) if own is not None else data.prepare(Path(scratch))
+        prepared = open_prepared(own) if own is not None else data.prepare(Path(scratch), split=split)
         sides = []
         for side in prepared.fields:
             tokenizer, store = prepared.tokenizer(side), prepared.store(split, side)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -106,6 +106,13 @@ class TextDataConfig(Options):
     def rules(self) -> SkipRules:
         keep = self.sample_kind == "text" if self.keep_empty is None else self.keep_empty
         return SkipRules(keep, self.max_length)
+
+    def for_split(self, split: str) -> Self:
+        """The config of one split, unless a tokenizer is trained on another one."""
+        trained = any(config is None or config.needs_text for _, config in self.vocabularies().values())
+        if trained or split not in self.splits:
+            return self
+        return self.model_copy(update={"splits": {split: self.splits[split]}})
 
     def vocabularies(self) -> dict[str, tuple[tuple[str, ...], TokenizerConfig | None]]:
         """Returns by the name of a tokenizer's folder the fields that it is for, and its config (labels have none)."""

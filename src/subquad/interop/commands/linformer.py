@@ -175,7 +175,7 @@ def _convert_evaluation(arguments: Arguments) -> Conversion:
         return Conversion("crybot/linformer", commands=[f"subquad evaluate wandb:{checkpoint} --split test"])
     name = re.sub(r"[^\w.-]", "", checkpoint.rpartition("/")[2])
     pulled = ["wandb", "pull", checkpoint] if "/" in checkpoint else ["wandb", "pull", "-p", PROJECT, checkpoint]
-    read = "data:={splits: {test: {files: [TEST.npz], columns: [src, tgt]}}}"
+    read = "data.splits.test={files: [TEST.npz], columns: [src, tgt]}"
     commands = [
         shlex.join(pulled),
         f"subquad import checkpoint.pt --out runs/{name}",

@@ -40,12 +40,14 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Conv
         raise ValueError("this is an encoder of crybot/linformer alone, but only its translation models are supported")
     config = _read_config(folder)
     found = convert_model({**config, "pad": SPECIAL_IDS["pad"]}, state).module
-    tokenizer = IdTokenizer(state["linear.weight"].shape[0], SPECIAL_IDS)
+    size = state["linear.weight"].shape[0]
+    # <s> is a token of sources like any other, so that it is kept where a table of tokens begins with it
+    source = IdTokenizer(size, {role: number for role, number in SPECIAL_IDS.items() if role != "bos"})
     return ConvertedRun(
         origin=f"crybot/linformer, {config['model'].get('type', 'model')}",
         task="translation",
         model=_begin_with_eos(found),
-        tokenizers={"source": tokenizer, "target": tokenizer},
+        tokenizers={"source": source, "target": IdTokenizer(size, SPECIAL_IDS)},
         recipe={"decode": DECODE},
         notes=[
             "text goes in and comes out as ids of BART's tokenizer: a source is 0 (its <s>) and its tokens, without "
