@@ -20,8 +20,8 @@ import transformers as hf
 import subquad
 from subquad.cli.main import run as command
 from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
-from subquad.interop.huggingface.remote_code import STUB_FILE
 from subquad.interop.huggingface.tokenizer import convert_tokenizer
+from subquad.interop.remote_code import STUB_FILE
 from subquad.models import MaskedLanguageModel
 from subquad.train.run import load_trained
 
@@ -36,7 +36,7 @@ COMMON: dict[str, Any] = {
 PICTURE = np.random.default_rng(1).integers(0, 255, (20, 13, 3)).astype(np.uint8)
 """Neither as high nor as wide as the images of training."""
 PROGRAM = """
-import json, sys
+import json, sys, torch
 sys.modules["torchvision"] = None  # neither package installs it
 import transformers as hf
 
@@ -45,9 +45,9 @@ class Hidden:
         if name.partition(".")[0] == "subquad":
             raise ModuleNotFoundError(f"No module named {name!r}")
 
-def error_of(**options):
+def error_of(folder="language-model", **options):
     try:
-        hf.AutoModelForCausalLM.from_pretrained("language-model", **options)
+        hf.AutoModelForCausalLM.from_pretrained(folder, **options)
     except (ValueError, ImportError) as error:
         return str(error)
 
@@ -56,7 +56,7 @@ sys.meta_path.insert(0, Hidden())
 missing = error_of(**trust)
 del sys.meta_path[0]
 found = {
-    "errors": [error_of(), missing],
+    "errors": [error_of(), missing, error_of("swapped")],
     "language-model": hf.pipeline("text-generation", "language-model", **trust)(
         "the red", max_new_tokens=5, do_sample=False
     ),
@@ -68,6 +68,8 @@ model = hf.AutoModelForSeq2SeqLM.from_pretrained("translation", **trust)
 source = hf.AutoTokenizer.from_pretrained("translation", **trust)
 target = hf.AutoTokenizer.from_pretrained("translation", subfolder="target", **trust)
 tokens = model.generate(**source("the red house", return_tensors="pt"), num_beams=1)
+swapped = hf.AutoModelForCausalLM.from_pretrained("swapped", **trust)
+found["swapped"] = swapped.generate(torch.full((1, 4), 7), max_new_tokens=4, do_sample=False).tolist()
 found["translation"] = target.batch_decode(tokens, skip_special_tokens=True)
 assert "subquad" in sys.modules
 size = hf.AutoImageProcessor.from_pretrained("image-classification", **trust).size
@@ -131,10 +133,16 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pipelines_without_an_import_of_ours(exports: Path) -> None:
-    """Every exported task works in a process that knows nothing of subquad, and gives what our own functions give.
+    """Every exported task works in a process that knows nothing of subquad, and gives what our own functions give; so
+    does a swapped model.
 
     Without trust_remote_code the error names it, and without subquad it says what to install.
     """
+    heads: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "eos_token_id": None}
+    config = hf.LlamaConfig(vocab_size=20, hidden_size=16, intermediate_size=32, **heads)
+    swapped = hf.LlamaForCausalLM(config).eval()
+    subquad.swap(swapped, "eva", window=4)
+    swapped.save_pretrained(exports / "swapped")
     env = os.environ | {"HF_HOME": str(exports / "cache"), "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(words, cwd=exports, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -143,6 +151,9 @@ def test_pipelines_without_an_import_of_ours(exports: Path) -> None:
     assert (found["config"], found["size"]) == ("subquad", [8, 8])
     assert "trust_remote_code=True" in found["errors"][0]
     assert "pip install subquad" in found["errors"][1]
+    assert "trust_remote_code=True" in found["errors"][2]
+    tokens = swapped.generate(torch.full((1, 4), 7), max_new_tokens=4, do_sample=False)
+    assert found["swapped"] == tokens.tolist()
     runs = {task: subquad.load_run(exports / "runs" / task) for task in write_data(exports)}
     text = runs["language-model"].generate("the red", tokens=5, temperature=0.0)
     assert found["language-model"][0]["generated_text"] == text

@@ -1,6 +1,7 @@
-"""Swapped models are saved by transformers and loaded by subquad, and by nobody else."""
+"""Swapped models are saved by transformers, and loaded by it and by subquad with their mixers, or not at all."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": DECODERS["gemma3"],
     "modernbert": ENCODERS["modernbert"],
     "bert": ("BertForMaskedLM", BERT),
+}
+
+AUTO_CLASSES = {
+    "LlamaForCausalLM": transformers.AutoModelForCausalLM,
+    "Gemma3ForCausalLM": transformers.AutoModelForCausalLM,
+    "ModernBertModel": transformers.AutoModel,
+    "BertForMaskedLM": transformers.AutoModelForMaskedLM,
 }
 
 
@@ -43,8 +51,58 @@ def test_a_swapped_model_is_loaded_as_it_was_saved(host: str, tmp_path: Path) ->
     loaded.save_pretrained(tmp_path / "again")
     again = subquad.load_swapped(tmp_path / "again", dtype=torch.float64)
     assert torch.allclose(outputs(again).float(), outputs(model), atol=1e-5)
+    for kind in (transformers.AutoModel, AUTO_CLASSES[HOSTS[host][0]]):  # a part of the model, and the whole
+        plain = kind.from_pretrained(tmp_path)
+        assert type(plain).__module__ == type(model).__module__
+        whole = type(plain) is type(model)
+        assert torch.equal(outputs(plain), outputs(model if whole else model.base_model))
     with pytest.raises(ValueError, match=r"subquad_swap|load_swapped"):
-        outputs(transformers.AutoModel.from_pretrained(tmp_path))
+        outputs(type(model).from_pretrained(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def swapped() -> Any:
+    model = tiny(*HOSTS["llama"])
+    subquad.swap(model, "performer")
+    return model
+
+
+def test_a_repository_of_the_hub(swapped: Any, tmp_path: Path) -> None:
+    """By its name, from the folder where huggingface_hub keeps what it downloaded."""
+    repository = tmp_path / "models--somebody--llama-performer"
+    swapped.save_pretrained(repository / "snapshots" / "0123abcd")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0123abcd")
+    where = {"cache_dir": tmp_path, "local_files_only": True}
+    loaded = subquad.load_swapped("somebody/llama-performer", dtype=torch.float32, **where)
+    assert torch.equal(outputs(loaded), outputs(swapped))
+
+
+def test_a_config_builds_a_swapped_model(swapped: Any) -> None:
+    """A new one, with an Auto class; configs are copied and pickled with their models."""
+    config = pickle.loads(pickle.dumps(swapped.config))
+    assert (config.model_type, type(config)) == ("llama", type(swapped.config))
+    fresh = transformers.AutoModelForCausalLM.from_config(config)
+    fresh.load_state_dict(swapped.state_dict())
+    assert torch.equal(outputs(fresh.eval()), outputs(swapped))
+
+
+def test_weights_of_mixers_must_be_there(tmp_path: Path) -> None:
+    model = tiny(*HOSTS["llama"])
+    subquad.swap(model, "eva", window=4)
+    kept = {name: value for name, value in model.state_dict().items() if ".subquad." not in name}
+    model.save_pretrained(tmp_path, state_dict=kept)
+    with pytest.raises(ValueError, match=r"no weights for model\.layers\.0\.self_attn\.subquad"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_types_that_transformers_does_not_know(swapped: Any, tmp_path: Path) -> None:
+    swapped.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert (stored["model_type"], stored["swapped_model_type"]) == ("subquad_swapped", "llama")
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"swapped_model_type": "lama"}))
+    with pytest.raises(ValueError, match="'lama', which this version of transformers does not know"):
+        subquad.load_swapped(tmp_path)
 
 
 VIT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 4}

@@ -3,7 +3,7 @@
     import subquad.interop.huggingface
     model = AutoModelForCausalLM.from_pretrained("exported")
 
-Without the import, `from_pretrained("exported", trust_remote_code=True)` finds them too (see remote_code.py).
+Without the import, `from_pretrained("exported", trust_remote_code=True)` finds them too (see interop/remote_code.py).
 
 `subquad export RUN --to huggingface` (`save_huggingface` here) writes such a folder. Only this folder of subquad needs
 transformers, which `pip install 'subquad[hf]'` installs.
@@ -36,6 +36,7 @@ from subquad.interop.huggingface.saving import save_huggingface  # noqa: E402
 from subquad.interop.huggingface.text import SubquadForCausalLM, SubquadForSeq2SeqLM  # noqa: E402
 from subquad.interop.huggingface.tokenizer import SubquadPieces, SubquadTokenizer  # noqa: E402
 from subquad.interop.patching import register_attention  # noqa: E402
+from subquad.interop.patching.swapped_classes import SwappedConfig  # noqa: E402
 
 register_attention()
 
@@ -60,5 +61,6 @@ __all__ = [
     "SubquadImageProcessor",
     "SubquadPieces",
     "SubquadTokenizer",
+    "SwappedConfig",
     "save_huggingface",
 ]

@@ -9,15 +9,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from subquad.interop.constants import restore_constants
 from subquad.interop.export.card import CARD, model_card
 from subquad.interop.huggingface.config import SubquadConfig
-from subquad.interop.huggingface.remote_code import InstalledClass, write_stub
-from subquad.mixers import Mixer
+from subquad.interop.remote_code import InstalledClass, write_stub
 from subquad.models import Model, build_from_config
 from subquad.nn.stack import Stack
 from subquad.packages import require
@@ -185,18 +184,6 @@ def load_card(name: str, options: Mapping[str, Any]) -> str | None:
         except (OSError, hub.errors.EntryNotFoundError):
             return None
     return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def restore_constants(model: nn.Module) -> None:
-    """Restores the buffers that mixers compute from their options and do not store; loading leaves them undefined."""
-    for mixer in [module for module in model.modules() if isinstance(module, Mixer)]:
-        stored = mixer.state_dict().keys()
-        constants = {name: value for name, value in mixer.named_buffers() if name not in stored}
-        if constants:
-            with torch.random.fork_rng(devices=[]):  # building a mixer draws random weights
-                fresh = dict(type(mixer)(mixer.config).named_buffers())
-            for name, value in constants.items():
-                value.copy_(fresh[name])
 
 
 def restore_mismatched(model: SubquadModel, names: set[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from subquad.interop.huggingface.remote_code import InstalledClass, model_auto_map
+from subquad.interop.remote_code import InstalledClass, model_auto_map
 
 
 class SubquadConfig(InstalledClass, PretrainedConfig):

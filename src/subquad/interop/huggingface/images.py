@@ -14,7 +14,7 @@ from subquad.data.images.arrays import channels_first
 from subquad.data.images.inputs import InputTransform, Standardize, image_tensor, transform_from
 from subquad.interop.huggingface.arguments import record_hidden_states
 from subquad.interop.huggingface.base import SubquadModel
-from subquad.interop.huggingface.remote_code import STUB, InstalledClass, write_stub
+from subquad.interop.remote_code import STUB, InstalledClass, write_stub
 from subquad.models import Pyramid, VisionTransformer
 
 

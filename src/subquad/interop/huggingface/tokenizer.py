@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerBase, PreTraine
 
 from subquad.data.tokenizers import ROLES, Tokenizer, restore_tokenizer
 from subquad.data.tokenizers.subword import SubwordTokenizer
-from subquad.interop.huggingface.remote_code import STUB, InstalledClass, write_stub
+from subquad.interop.remote_code import STUB, InstalledClass, write_stub
 from subquad.tasks.masked_language_model import beginning
 
 FILE = "subquad_tokenizer.json"

@@ -70,7 +70,9 @@ def swapped_attention(
     """The mixer of a layer as transformers calls functions that attend: -> (batch, time, heads, d), no weights."""
     between = getattr(module, "subquad", None)
     if between is None:
-        raise ValueError("this model was saved with swapped attention: load it with subquad.load_swapped(FOLDER)")
+        raise ValueError(
+            "this model was saved with swapped attention: load it with subquad.load_swapped or an Auto class"
+        )
     if is_causal is not None and is_causal != between.mixer.config.causal:
         raise ValueError(f"a swapped layer with causal={not is_causal} was called with is_causal={is_causal}")
     return between(query, key, value, attention_mask, scaling).transpose(1, 2), None
