@@ -57,8 +57,8 @@ def plan_mechanisms(
 
 # ---------------------------------------------------------------------- time
 
-TIMED, LONG_PASS = 2, 1.0
-"""Updates that are timed; the seconds from which on the first one is enough."""
+TIMED, LONG_PASS = 2, 10.0
+"""Updates that are timed; the seconds from which on the first one, which may compile kernels, is enough."""
 ASSUMED = {"vocab": 4000, "source_vocab": 4000, "target_vocab": 4000, "num_classes": 10}
 """Sizes where only the data tells them."""
 
