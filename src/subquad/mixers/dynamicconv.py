@@ -50,7 +50,7 @@ class DynamicConv(ShortConvMixer[DynamicConvConfig]):
         self.tap_map = nn.Linear(config.width, config.heads * config.kernel_size, bias=config.tap_bias)
 
     def taps(self, query: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        taps = self._logits(query, start, end)
+        taps = at_least_float32(self._logits(query, start, end))
         if self.config.tap_softmax:
             taps = taps.softmax(-1)
         return F.dropout(taps, self.config.tap_dropout, self.training)
@@ -62,11 +62,10 @@ class DynamicConv(ShortConvMixer[DynamicConvConfig]):
         return self.taps(query, start, end), False
 
     def _logits(self, query: Tensor, start: Tensor, end: Tensor) -> Tensor:
-        """What the softmax is taken of, in at least float32 also without one: (batch, time, heads, K)."""
+        """What the softmax is taken of: (batch, time, heads, K)."""
         logits = self.tap_map(query).unflatten(-1, (self.config.heads, self.config.kernel_size))
-        logits = at_least_float32(logits)
         if self.config.renormalise:
-            logits = keep(logits, self._tap_mask(query.shape[1], start, end)[:, :, None])
+            logits = keep(at_least_float32(logits), self._tap_mask(query.shape[1], start, end)[:, :, None])
         return logits
 
     def _tap_mask(self, time: int, start: Tensor, end: Tensor) -> Tensor:

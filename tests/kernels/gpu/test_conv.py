@@ -13,7 +13,7 @@ from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_tri
 pytestmark = needs_triton
 
 KERNELS = (1, 3, 7, 31)
-MORE_KERNELS = (1, 2, 4, 5, 8, 12, 16, 17, 24, 33, 48, 63, 64)
+MORE_KERNELS = (1, 2, 4, 5, 8, 12, 16, 17, 24, 33, 48, 63, 64, 65)
 
 
 @pytest.fixture
@@ -58,6 +58,20 @@ def assert_convolves(
     assert_near(y, expected, tolerance_of(dtype))
     assert_near(found_x, x_gradient, tolerance_of(dtype))
     assert_near(found_taps, tap_gradient, {torch.float64: 1e-13, torch.float32: 1e-5}.get(dtype, 2e-2))
+    if own and before == kernel - 1 and kernel <= conv.MOST_FUSED_TAPS:
+        assert_convolves_with_softmax(conv, x, 3 * taps.to(dtype), grad, before)
+
+
+def assert_convolves_with_softmax(conv: ModuleType, x: Tensor, logits: Tensor, grad: Tensor, before: int) -> None:
+    """The same with taps that are the softmax of logits in the precision of x."""
+    inputs = x.double().requires_grad_(), logits.double().requires_grad_()
+    expected = convolved(inputs[0], inputs[1].softmax(-1), before, grad.shape[1])
+    gradients = torch.autograd.grad(expected, inputs, grad.double())
+    found = conv.softmax_gradients(grad, x, logits, before)
+    assert [one.dtype for one in found] == [x.dtype, x.dtype]
+    assert_near(conv.softmax_forward(x, logits, before, grad.shape[1]), expected, tolerance_of(x.dtype))
+    for ours, exact in zip(found, gradients, strict=True):
+        assert_near(ours, exact, {torch.float64: 1e-13, torch.float32: 1e-5}.get(x.dtype, 2e-2))
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -111,6 +125,14 @@ def check_convolution_of_views(conv, own):
     assert torch.equal(conv.input_gradient(grad, taps, 1, 9), conv.input_gradient(plain[1], plain[2], 1, 9))
     found = conv.tap_gradient(grad, x, 1, tuple(taps.shape))
     assert torch.equal(found, conv.tap_gradient(plain[1], plain[0], 1, tuple(taps.shape)))
+    if own:
+        assert torch.equal(conv.softmax_forward(x, taps, 1, 9), conv.softmax_forward(plain[0], plain[2], 1, 9))
+        pairs = zip(
+            conv.softmax_gradients(grad, x, taps, 1),
+            conv.softmax_gradients(plain[1], plain[0], plain[2], 1),
+            strict=True,
+        )
+        assert all(torch.equal(ours, same) for ours, same in pairs)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -119,6 +141,8 @@ def check_convolution_of_nothing(conv, own):
     assert conv.forward(x, taps, 1, 5).shape == (0, 5, 4)
     assert conv.input_gradient(x, taps, 1, 5).shape == (0, 5, 4)
     assert torch.equal(conv.tap_gradient(x, x, 1, tuple(taps.shape)), torch.zeros(0, 5, 2, 3) if own else 0 * taps)
+    if own:
+        assert [one.shape for one in conv.softmax_gradients(x, x, taps, 1)] == [x.shape, taps.shape]
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -141,7 +165,7 @@ def check_convolution_as_the_op_runs_it(poisoned, monkeypatch, own):
 
 
 def compile_all(target: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Compiles the output and both gradients, for shared and own taps."""
+    """Compiles the output and both gradients, for shared and own taps, and for logits of own ones."""
     from subquad.kernels.conv import gpu
 
     batch, time, heads, width, kernel = sizes
@@ -152,7 +176,10 @@ def compile_all(target: str, sizes: tuple[int, ...], dtype: torch.dtype) -> None
             gpu.forward(x, taps, kernel - 1, time)
             gpu.input_gradient(x, taps, kernel - 1, time)
             gpu.tap_gradient(x, x, kernel - 1, tuple(taps.shape))
-    assert len(launches) == 6
+        logits = torch.empty(batch, time, heads, kernel, dtype=dtype, device="meta")
+        gpu.softmax_forward(x, logits, kernel - 1, time)
+        gpu.softmax_gradients(x, x, logits, kernel - 1)
+    assert len(launches) == 9
     for launch in launches:
         assert launch.spilled_bytes == 0, launch
         assert launch.shared_memory <= TARGETS[target].shared_memory, launch

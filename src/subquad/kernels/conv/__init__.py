@@ -14,6 +14,11 @@ The `torch.library` operations below run what `dispatch.choose` says. Every impl
 
     softmax(logits)                               over the last axis
     softmax_gradient_(grad, taps)                 that of the logits, given that of taps = softmax(logits); in place
+
+and may offer, for logits (B, T, H, K) of any precision and K up to its MOST_FUSED_TAPS, so that taps are never written:
+
+    softmax_forward(x, logits, before, length)    y
+    softmax_gradients(grad, x, logits, before)    those of x and of the logits
 """
 
 from collections.abc import Sequence
@@ -25,6 +30,7 @@ from torch import Tensor
 from subquad.kernels import tracing
 from subquad.kernels.conv import reference
 from subquad.kernels.dispatch import choose
+from subquad.kernels.precision import at_least_float32
 
 
 def tap_conv(x: Tensor, taps: Tensor, before: int, *, softmax: bool = False) -> Tensor:
@@ -43,17 +49,19 @@ def tap_conv_extended(extended: Tensor, taps: Tensor, *, softmax: bool = False) 
 
 def normalised_taps(taps: Tensor, softmax: bool) -> Tensor:
     """The taps that a convolution works with, of taps or, with softmax=True, of their logits; without a gradient."""
-    return choose("conv", taps).softmax(taps) if softmax else taps
+    return choose("conv", taps).softmax(at_least_float32(taps)) if softmax else taps
 
 
 def _checked(x: Tensor, taps: Tensor, before: int, length: int, softmax: bool) -> Tensor:
     assert x.shape[-1] % taps.shape[-2] == 0, (x.shape, taps.shape)
     assert taps.dim() == 2 or taps.shape[:2] == (x.shape[0], length), (x.shape, taps.shape)
+    if softmax:
+        convolve = _softmax_forward if tracing.may_call_directly(x, taps) else _softmax_tap_conv
+        return convolve(x, taps, before, length)
     taps = taps.to(_precision(x))
     if tracing.may_call_directly(x, taps):
-        kernel = choose("conv", x)
-        return kernel.forward(x, kernel.softmax(taps) if softmax else taps, before, length)
-    return _softmax_tap_conv(x, taps, before, length) if softmax else _tap_conv(x, taps, before, length)
+        return choose("conv", x).forward(x, taps, before, length)
+    return _tap_conv(x, taps, before, length)
 
 
 def _precision(x: Tensor) -> torch.dtype:
@@ -114,19 +122,32 @@ _tap_conv.register_autograd(_differentiate, setup_context=_keep)
 # ---------------------------------------------------------------------- taps that are the softmax of logits
 
 
+def _softmax_forward(x: Tensor, logits: Tensor, before: int, length: int) -> Tensor:
+    kernel = choose("conv", x)
+    if _takes_logits(kernel, logits):
+        return kernel.softmax_forward(x, logits, before, length)
+    return kernel.forward(x, kernel.softmax(logits.to(_precision(x))), before, length)
+
+
+def _takes_logits(kernel: Any, logits: Tensor) -> bool:
+    return logits.dim() == 4 and logits.shape[-1] <= getattr(kernel, "MOST_FUSED_TAPS", 0)
+
+
 @torch.library.custom_op("subquad::softmax_tap_conv", mutates_args=())
 def _softmax_tap_conv(x: Tensor, logits: Tensor, before: int, length: int) -> Tensor:
-    kernel = choose("conv", x)
-    return kernel.forward(x, kernel.softmax(logits), before, length)
+    return _softmax_forward(x, logits, before, length)
 
 
 @torch.library.custom_op("subquad::softmax_tap_conv_gradients", mutates_args=())
 def _softmax_gradients(grad: Tensor, x: Tensor, logits: Tensor, before: int) -> tuple[Tensor, Tensor]:
     """One operation for both, so that the softmax is computed again once only and its gradient replaces the taps'."""
     kernel = choose("conv", x)
-    taps = kernel.softmax(logits)
+    if _takes_logits(kernel, logits):
+        return kernel.softmax_gradients(grad, x, logits, before)
+    taps = kernel.softmax(logits.to(_precision(x)))
     for_x = kernel.input_gradient(grad, taps, before, x.shape[1])
-    return for_x, kernel.softmax_gradient_(kernel.tap_gradient(grad, x, before, taps.shape), taps)
+    for_logits = kernel.softmax_gradient_(kernel.tap_gradient(grad, x, before, taps.shape), taps)
+    return for_x, for_logits.to(logits.dtype)
 
 
 @_softmax_tap_conv.register_fake
@@ -136,7 +157,7 @@ def _(x: Tensor, logits: Tensor, before: int, length: int) -> Tensor:  # noqa: A
 
 @_softmax_gradients.register_fake
 def _(grad: Tensor, x: Tensor, logits: Tensor, before: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return grad.new_empty(x.shape), grad.new_empty(logits.shape, dtype=_precision(x))
+    return grad.new_empty(x.shape), logits.new_empty(logits.shape)
 
 
 def _differentiate_softmax(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
@@ -144,7 +165,8 @@ def _differentiate_softmax(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tenso
     if tracing.differentiates_backward():
 
         def convolve(x: Tensor, logits: Tensor) -> Tensor:
-            return reference.forward(x, logits.softmax(-1), ctx.before, grad.shape[1])
+            taps = logits.to(_precision(x)).softmax(-1)
+            return reference.forward(x, taps, ctx.before, grad.shape[1])
 
         for_x, for_logits = tracing.gradients_of(convolve, (x, logits), grad)
         return for_x, for_logits, None, None
