@@ -20,6 +20,7 @@ from subquad.kernels.landmark_attention import OptWeights, landmark_attention
 from subquad.kernels.linear import int8_linear, to_int8
 from subquad.kernels.primal_scores import primal_scores
 from subquad.kernels.scan import causal_sums
+from subquad.kernels.tokens_at import tokens_at
 from subquad.kernels.vocabulary import largest, log_sum_exp, normalised_largest
 from subquad.kernels.window_attention import Summaries, Windows, window_attention
 
@@ -248,6 +249,9 @@ def primal_problems() -> list[Problem]:
 
             name = f"{time} positions{'' if kept is None else ', lengths'}{', causal' if causal else ''}"
             found.append(Problem("primal_scores", name, [x, shared if causal else own], run))
+        positions = torch.arange(5).mul(time).div(5, rounding_mode="floor").expand(BATCH, -1)
+        tokens = drawn(BATCH, time, WIDTH)
+        found.append(Problem("tokens_at", f"{time} positions", [tokens], lambda x, p=positions: tokens_at(x, p)))
     return found
 
 

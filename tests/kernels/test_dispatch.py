@@ -25,10 +25,11 @@ CPU = [
     "landmark_attention",
     "linear",
     "primal_scores",
+    "tokens_at",
     "vocabulary",
     "window_attention",
 ]
-ALL_PRECISIONS = ["conv", "cross_entropy", "primal_scores"]
+ALL_PRECISIONS = ["conv", "cross_entropy", "primal_scores", "tokens_at"]
 GPU = sorted({*CPU, "scan"} - {"dropout", "gathered", "linear", "vocabulary"})
 X = torch.zeros(1)
 

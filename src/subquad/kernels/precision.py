@@ -27,6 +27,11 @@ def cast_once(x: Tensor) -> Tensor:
 
     A CPU, where a cast is little beside a product, goes on adding the gradients of these products in float32.
     """
-    if x.device.type == "cpu" or x.dtype == torch.float64 or not is_autocast(x.device):
-        return x
-    return x.to(torch.get_autocast_dtype(x.device.type))
+    return x if x.device.type == "cpu" else x.to(product_dtype(x))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The precision in which x is multiplied: that of autocast, if it chooses, or its own."""
+    if x.dtype == torch.float64 or not is_autocast(x.device):
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type)

@@ -29,6 +29,7 @@ from subquad.kernels.dropout import dropout
 from subquad.kernels.precision import at_least_float32, full_precision, is_autocast
 from subquad.kernels.primal_scores import primal_scores
 from subquad.kernels.primal_scores.reference import projected
+from subquad.kernels.tokens_at import tokens_at
 from subquad.mixers.attention import init_xavier
 from subquad.mixers.base import Capabilities, Mixer, MixerConfig
 from subquad.mixers.layout import Layout, right_padded
@@ -143,18 +144,17 @@ class Primal(Mixer[PrimalConfig]):
 
     def scores(self, x: Tensor, layout: Layout) -> PrimalScores:
         """The projection scores e, r of every token of x (batch, time, C)."""
-        qk = self.qk(x).unflatten(-1, (2, self.config.heads, -1))
         we, wr = at_least_float32(self.we), at_least_float32(self.wr)
         if self.config.causal:
             weights = torch.stack([we, wr])[None]
         else:
-            positions = sample_positions(layout.lengths_of(x), self.config.samples)
-            sampled = x.gather(1, positions[..., None].expand(-1, -1, x.shape[-1]))
+            x, sampled = tokens_at(x, sample_positions(layout.lengths_of(x), self.config.samples))
             tokens = at_least_float32(sampled).unflatten(-1, (self.config.heads, -1)).permute(0, 2, 3, 1)
             with full_precision(x):
                 we, wr = (tokens @ torch.cat([we, wr], -1)).chunk(2, -1)
             weights = torch.stack([we, wr], 1)
         lengths = None if layout.padding is None else layout.lengths
+        qk = self.qk(x).unflatten(-1, (2, self.config.heads, -1))
         return PrimalScores(*primal_scores(qk, weights, lengths, causal=self.config.causal), we, wr)
 
     def _merge(self, both: Tensor) -> Tensor:
