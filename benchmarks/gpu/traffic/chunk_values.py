@@ -39,7 +39,7 @@ def means_of_members(launch: Launch) -> Traffic:
     """Queries, keys and divisors."""
     k = launch.arguments
     read = _positions(launch) * 2 * k.WIDTH * k.qkv.element_size() + 8 * launch.programs
-    written = k.means.numel() * k.means.element_size()
+    written = 2 * k.q_means.numel() * k.q_means.element_size()
     return Traffic(read + _of_masks(k, launch), written, flops=2 * _positions(launch) * k.WIDTH)
 
 
@@ -48,7 +48,7 @@ def add_to_members(launch: Launch) -> Traffic:
     """Gradients of queries and keys are read and written."""
     k = launch.arguments
     gradients = _positions(launch) * 2 * k.WIDTH * k.qkv.element_size()
-    read = gradients + k.grad.numel() * k.grad.element_size() + 8 * launch.programs
+    read = gradients + sum(one.numel() * one.element_size() for one in (k.q_grad, k.k_grad)) + 8 * launch.programs
     return Traffic(read + _of_masks(k, launch), gradients, flops=2 * _positions(launch) * k.WIDTH)
 
 

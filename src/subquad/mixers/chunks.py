@@ -33,13 +33,21 @@ class Chunks(NamedTuple):
 class ChunkCounts(NamedTuple):
     """What there is in chunks that lie side by side.
 
-    num_tokens, sizes: (batch or 1, chunks, 1), how many tokens, and what means divide by. mask: (batch, chunks) bool,
-    True where a row has the chunk; None: all rows have all.
+    begin: (batch or 1, chunks), the first cell of each; step: their size, a number or (batch, 1); end: the tokens of a
+    row, likewise. sizes: (batch or 1, chunks, 1), what means divide by. mask: (batch, chunks) bool, True where a row
+    has the chunk; None: all rows have all.
     """
 
-    num_tokens: Tensor
+    begin: Tensor
+    step: int | Tensor
+    end: int | Tensor
     sizes: Tensor
     mask: Tensor | None
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """How many tokens a chunk has: (batch or 1, chunks, 1)."""
+        return _clamped(self.end - self.begin, 0, self.step)[..., None]
 
 
 def side_by_side(
@@ -57,14 +65,15 @@ def side_by_side(
         assert lengths is not None
         assert landmarks is not None
         count = _most_chunks(cells, whole_windows(lengths, window), size, landmarks)
-    begin = torch.arange(count, device=x.device) * step
-    if lengths is None:
-        num_tokens, sizes, mask = time - begin, cells - begin, None
-    else:
-        num_tokens, sizes = lengths[:, None] - begin, whole_windows(lengths, window)[:, None] - begin
-        mask = sizes > 0
-    num_tokens, sizes = num_tokens.clamp(min=0).clamp(max=step), sizes.clamp(min=1).clamp(max=step)
-    return ChunkCounts(num_tokens.view(-1, count, 1), sizes.view(-1, count, 1), mask)
+    begin = (torch.arange(count, device=x.device) * step).view(-1, count)
+    end: int | Tensor = time if lengths is None else lengths[:, None]
+    rest = cells - begin if lengths is None else whole_windows(lengths, window)[:, None] - begin
+    mask = None if lengths is None else rest > 0
+    return ChunkCounts(begin, step, end, _clamped(rest, 1, step)[..., None], mask)
+
+
+def _clamped(x: Tensor, least: int, most: int | Tensor) -> Tensor:
+    return x.clamp(least, most) if isinstance(most, int) else x.clamp(min=least).clamp(max=most)
 
 
 def sums_of_tokens(x: Tensor, size: int | Tensor, count: int) -> Tensor:

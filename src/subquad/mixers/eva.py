@@ -229,10 +229,10 @@ class EVA(WindowMixer[EVAConfig]):
         else:
             chunks = side_by_side(x, shape[0], cells[0], lengths, size, config.window, config.chunking[1])
             if implementation("chunk_values", qkv) == "gpu":  # where a pass over x takes longer than its products
-                qkv, means = chunk_means(qkv, mask, size, chunks.sizes.squeeze(2))
+                qkv, q_means, k_means = chunk_means(qkv, mask, size, chunks.sizes.squeeze(2))
             else:
-                means = self._means(sums_of_tokens(x, size, chunks.sizes.shape[1]), chunks)
-            chunk_k, omega = self._centre(*means.unbind(0))
+                q_means, k_means = self._means(sums_of_tokens(x, size, chunks.sizes.shape[1]), chunks).unbind(0)
+            chunk_k, omega = self._centre(q_means, k_means)
             qkv, values = chunk_values(qkv, omega, mask, size)
             seen = 0 if not config.causal else size if isinstance(size, int) else size[:, None]
             summaries = Summaries(chunk_k, values, chunks.mask, seen)
@@ -345,12 +345,11 @@ class EVA(WindowMixer[EVAConfig]):
     def _centre(self, q_mean: Tensor, k_mean: Tensor) -> tuple[Tensor, Tensor]:
         """k~ and omega of chunks from their mean queries and keys, all (batch, heads, chunks, d)."""
         chunk_k = self.k_map(k_mean)
-        if self.q_map is None:
-            mu = torch.zeros_like(chunk_k)
-        else:
-            mu = chunk_k + self.q_map(q_mean)
-            mu = mu if self.config.is_decoder else mu / 2
-        return chunk_k, mu + noise.normal(mu.shape, mu) if self.training else mu
+        total = torch.zeros_like(chunk_k) if self.q_map is None else chunk_k + self.q_map(q_mean)
+        if self.training:  # mu is added to the noise in one pass
+            share = 1.0 if self.config.is_decoder else 0.5
+            return chunk_k, torch.add(noise.normal(total.shape, total), total, alpha=share)
+        return chunk_k, total if self.config.is_decoder else total / 2
 
     def _chunk_logits(self, q: Tensor, chunk_k: Tensor, mask: Tensor) -> Tensor:
         """s q_i . k~_c for queries (batch, heads, N, d): (batch, heads, N, chunks)."""

@@ -14,9 +14,9 @@ def check_chunk_values(size: int | torch.Tensor, masked: bool, dtype: torch.dtyp
     qkv, w = torch.randn(2, 17, 3, 1, 3, dtype=dtype, requires_grad=True), torch.randn(2, 1, 5, 3, requires_grad=True)
     mask = torch.ones(2, 17, dtype=torch.bool) if masked else None
     with checked_traffic() as ran:
-        passed_on, means = chunk_means(qkv, mask, size, torch.ones(1, 5, dtype=torch.int64))
+        passed_on, *means = chunk_means(qkv, mask, size, torch.ones(1, 5, dtype=torch.int64))
         passed_on, u = chunk_values(passed_on, w, mask, size)
-        torch.autograd.backward([passed_on.float().sum() + means.float().sum() + u.float().sum()])
+        torch.autograd.backward([one.float().sum() for one in (passed_on, *means, u)])
     assert [name.removeprefix("chunk_values.") for name in ran] == [
         "means_of_members", "average", "add_gradients", "add_to_members"
     ]  # fmt: skip

@@ -29,7 +29,8 @@ def results(inputs: list[Tensor], mask: Tensor | None, size: int | Tensor, kerne
     """Values and means, and the gradients of qkv and w through both and through a third use of qkv."""
     qkv, w = (one.detach().requires_grad_() for one in inputs)
     divisors = torch.arange(1, w.shape[2] + 1)[None]
-    passed_on, means = kernel.chunk_means(qkv, mask, size, divisors)  # type: ignore[attr-defined]
+    passed_on, *both = kernel.chunk_means(qkv, mask, size, divisors)  # type: ignore[attr-defined]
+    means = torch.stack(both)
     passed_on, u = kernel.chunk_values(passed_on, w, mask, size)  # type: ignore[attr-defined]
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(one.shape, generator=generator).to(one) for one in (passed_on, means, u)]
@@ -100,7 +101,7 @@ def check_second_derivatives(gpu):
     qkv, w = (one.requires_grad_() for one in drawn((1, 6, 1, 3, 2), torch.float32))
     found = []
     for kernel in (Public, reference):
-        passed_on, means = kernel.chunk_means(qkv, None, 3, torch.full((1, 2), 3))
+        passed_on, means, _ = kernel.chunk_means(qkv, None, 3, torch.full((1, 2), 3))
         passed_on, u = kernel.chunk_values(passed_on, w, None, 3)
         total = u.square().sum() + means.square().sum() + passed_on.square().sum()
         first = torch.autograd.grad(total, [qkv, w], create_graph=True)
@@ -113,9 +114,9 @@ def check_compiled(gpu):
     """Gradients that are added in place are those of eager code."""
 
     def attend(qkv: Tensor, w: Tensor) -> Tensor:
-        qkv, means = chunk_means(qkv, None, 3, torch.full((1, 2), 3))
+        qkv, means, _ = chunk_means(qkv, None, 3, torch.full((1, 2), 3))
         qkv, u = chunk_values(qkv, w, None, 3)
-        return window_attention(qkv, Windows((6,), 3), summaries=Summaries(means[0], u))
+        return window_attention(qkv, Windows((6,), 3), summaries=Summaries(means, u))
 
     qkv, w = (one.requires_grad_() for one in drawn((1, 6, 1, 3, 2), torch.float32))
     compiled, eager = (
@@ -163,7 +164,7 @@ def compile_all(target: str, width: int, size: int, dtype: torch.dtype, occupanc
             u, log_sums = gpu._average._init_fn(qkv, w, mask, None, size)
             gpu._add_gradients._init_fn(qkv, u, qkv, w, u, log_sums, mask, None, size)
             means = gpu._mean._init_fn(qkv, mask, None, size, divisors)
-            gpu._add_to_members._init_fn(qkv, means, mask, None, size, divisors)
+            gpu._add_to_members._init_fn(qkv, *means, mask, None, size, divisors)
     assert len(launches) == 4
     for launch in launches:
         assert launch.spilled_bytes == 0, launch

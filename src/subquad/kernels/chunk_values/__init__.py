@@ -24,8 +24,8 @@ def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor
     return choose("chunk_values", qkv).chunk_values(qkv, w, mask, size)
 
 
-def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
-    """qkv, to be read afterwards, and means of the queries and of the keys of each chunk: (2, batch, heads, chunks, d).
+def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
+    """qkv, to be read afterwards, and means of the queries and of the keys of each chunk, (batch, heads, chunks, d).
 
     qkv, mask and size are those of `chunk_values`. divisors: (batch or 1, chunks) int64, by which sums are divided.
     """

@@ -32,8 +32,8 @@ def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor
     return _Values.apply(qkv, w, mask, sizes, size)
 
 
-def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
-    """qkv, and the means (2, batch, heads, chunks, d); see the public function."""
+def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
+    """qkv, and the means of queries and of keys; see the public function."""
     sizes, size = (size, 0) if isinstance(size, Tensor) else (None, size)
     return _Means.apply(qkv, mask, sizes, size, divisors)
 
@@ -71,25 +71,27 @@ class _Means(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qkv: Tensor, mask: Tensor | None, sizes: Tensor | None, size: int, divisors: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(qkv, mask, sizes, divisors)
         ctx.size = size
         ctx.set_materialize_grads(False)
-        return qkv.view_as(qkv), _mean(qkv, mask, sizes, size, divisors)
+        return qkv.view_as(qkv), *_mean(qkv, mask, sizes, size, divisors)
 
     @staticmethod
-    def backward(ctx: Any, d_qkv: Tensor | None, d_means: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_qkv: Tensor | None, *d_means: Tensor | None) -> tuple[Tensor | None, ...]:
         qkv, mask, sizes, divisors = ctx.saved_tensors
-        if d_means is None:
+        known = [one for one in d_means if one is not None]
+        if not known:
             return d_qkv, *(None,) * 4
+        grads = [torch.zeros_like(known[0]) if one is None else one for one in d_means]
         if tracing.differentiates_backward():
             size = ctx.size if sizes is None else sizes
             (own,) = tracing.gradients_of(
-                lambda qkv: reference.chunk_means(qkv, mask, size, divisors)[1], (qkv,), d_means
+                lambda qkv: reference.chunk_means(qkv, mask, size, divisors)[1:], (qkv,), *grads
             )
             return _total(d_qkv, own), *(None,) * 4
         d_qkv = _own(d_qkv, qkv)
-        _add_to_members(d_qkv, d_means, mask, sizes, ctx.size, divisors)
+        _add_to_members(d_qkv, *grads, mask, sizes, ctx.size, divisors)
         return d_qkv, *(None,) * 4
 
 
@@ -139,19 +141,26 @@ def _add_gradients(
 
 
 @torch.library.custom_op("subquad::chunk_means_gpu", mutates_args=())
-def _mean(qkv: Tensor, mask: Tensor | None, sizes: Tensor | None, size: int, divisors: Tensor) -> Tensor:
-    """Means of the queries and of the keys of chunks: (2, batch, heads, chunks, d), in the precision of qkv."""
-    means = _fake_mean(qkv, mask, sizes, size, divisors)
-    _launch(gpu_kernels.means_of_members, qkv, mask, sizes, size, divisors.shape[1], divisors=divisors, means=means)
-    return means
+def _mean(qkv: Tensor, mask: Tensor | None, sizes: Tensor | None, size: int, divisors: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of the queries and of the keys of chunks, each (batch, heads, chunks, d), in the precision of qkv."""
+    queries, keys = _fake_mean(qkv, mask, sizes, size, divisors)
+    given = {"divisors": divisors, "q_means": queries, "k_means": keys}
+    _launch(gpu_kernels.means_of_members, qkv, mask, sizes, size, divisors.shape[1], **given)
+    return queries, keys
 
 
 @torch.library.custom_op("subquad::chunk_means_gpu_backward", mutates_args={"d_qkv"})
 def _add_to_members(
-    d_qkv: Tensor, grad: Tensor, mask: Tensor | None, sizes: Tensor | None, size: int, divisors: Tensor
+    d_qkv: Tensor,
+    q_grad: Tensor,
+    k_grad: Tensor,
+    mask: Tensor | None,
+    sizes: Tensor | None,
+    size: int,
+    divisors: Tensor,
 ) -> None:
-    """Adds what the gradient (2, batch, heads, chunks, d) of means gives queries and keys to d_qkv, contiguous."""
-    given = {"grad": grad.contiguous(), "divisors": divisors}
+    """Adds what the gradients (batch, heads, chunks, d) of means give queries and keys to d_qkv, contiguous."""
+    given = {"q_grad": q_grad.contiguous(), "k_grad": k_grad.contiguous(), "divisors": divisors}
     _launch(gpu_kernels.add_to_members, d_qkv, mask, sizes, size, divisors.shape[1], **given)
 
 
@@ -166,9 +175,15 @@ def _fake_add_gradients(d_qkv: Tensor, grad: Tensor, qkv: Tensor, w: Tensor, *ot
 
 
 @_mean.register_fake
-def _fake_mean(qkv: Tensor, mask: Tensor | None, sizes: Tensor | None, size: int, divisors: Tensor) -> Tensor:  # noqa: ARG001
-    batch, _, _, heads, width = qkv.shape
-    return qkv.new_empty(2, batch, heads, divisors.shape[1], width)
+def _fake_mean(
+    qkv: Tensor,
+    mask: Tensor | None,  # noqa: ARG001
+    sizes: Tensor | None,  # noqa: ARG001
+    size: int,  # noqa: ARG001
+    divisors: Tensor,
+) -> tuple[Tensor, Tensor]:
+    shape = qkv.shape[0], qkv.shape[3], divisors.shape[1], qkv.shape[4]
+    return qkv.new_empty(shape), qkv.new_empty(shape)
 
 
 @_add_to_members.register_fake

@@ -170,7 +170,8 @@ def means_of_members(
     mask: tl.tensor,
     sizes: tl.tensor,
     divisors: tl.tensor,
-    means: tl.tensor,
+    q_means: tl.tensor,
+    k_means: tl.tensor,
     row_stride: tl.tensor,
     time_stride: tl.tensor,
     part_stride: tl.tensor,
@@ -200,11 +201,10 @@ def means_of_members(
         queries += tl.sum(_load(source, position, kept, time_stride, WIDTH, CHANNELS), 0)
         keys += tl.sum(_load(source + part_stride, position, kept, time_stride, WIDTH, CHANNELS), 0)
     channel = tl.arange(0, CHANNELS)
-    vectors = tl.num_programs(0).to(tl.int64) * heads
     divisor = tl.load(divisors + row * divisor_stride + tl.program_id(0) % chunks).to(tl.float32)
-    queries, keys = (queries / divisor).to(means.dtype.element_ty), (keys / divisor).to(means.dtype.element_ty)
-    tl.store(means + number * WIDTH + channel, queries, mask=channel < WIDTH)
-    tl.store(means + (vectors + number) * WIDTH + channel, keys, mask=channel < WIDTH)
+    queries, keys = (queries / divisor).to(q_means.dtype.element_ty), (keys / divisor).to(k_means.dtype.element_ty)
+    tl.store(q_means + number * WIDTH + channel, queries, mask=channel < WIDTH)
+    tl.store(k_means + number * WIDTH + channel, keys, mask=channel < WIDTH)
 
 
 @triton.jit(do_not_specialize=VARYING)
@@ -213,7 +213,8 @@ def add_to_members(
     mask: tl.tensor,
     sizes: tl.tensor,
     divisors: tl.tensor,
-    grad: tl.tensor,
+    q_grad: tl.tensor,
+    k_grad: tl.tensor,
     mask_stride: tl.tensor,
     divisor_stride: tl.tensor,
     time: tl.tensor,
@@ -229,11 +230,9 @@ def add_to_members(
     first, end = _members(sizes, size, row, tl.program_id(0) % chunks, time)
     number = (row * heads + head) * chunks + tl.program_id(0) % chunks
     channel = tl.arange(0, CHANNELS)
-    vectors = tl.num_programs(0).to(tl.int64) * heads
     divisor = tl.load(divisors + row * divisor_stride + tl.program_id(0) % chunks).to(tl.float32)
-    for_query = tl.load(grad + number * WIDTH + channel, mask=channel < WIDTH, other=0.0).to(tl.float32) / divisor
-    for_key = tl.load(grad + (vectors + number) * WIDTH + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
-    for_key = for_key / divisor
+    for_query = tl.load(q_grad + number * WIDTH + channel, mask=channel < WIDTH, other=0.0).to(tl.float32) / divisor
+    for_key = tl.load(k_grad + number * WIDTH + channel, mask=channel < WIDTH, other=0.0).to(tl.float32) / divisor
     target = qkv + (row * time * 3 * heads + head) * WIDTH
     if mask is not None:
         mask += row * mask_stride

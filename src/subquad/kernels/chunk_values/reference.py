@@ -19,15 +19,15 @@ def chunk_values(qkv: Tensor, w: Tensor, mask: Tensor | None, size: int | Tensor
     return qkv, gathered_chunk_values(k, v, w, cells.squeeze(-1))
 
 
-def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, Tensor]:
-    """qkv, and the means (2, batch, heads, chunks, d); see the public function."""
+def chunk_means(qkv: Tensor, mask: Tensor | None, size: int | Tensor, divisors: Tensor) -> tuple[Tensor, ...]:
+    """qkv, and the means of queries and of keys; see the public function."""
     size = size if isinstance(size, Tensor) else torch.full((1,), size, device=qkv.device)
     member = members(size, divisors.shape[1], qkv.shape[1])
     member = member if mask is None else member & mask[:, None, :]
     with full_precision(qkv):
         parts = at_least_float32(qkv[:, :, :2]).permute(2, 0, 3, 1, 4)
         sums = member[:, None].to(parts.dtype) @ parts
-        return qkv, (sums / divisors[:, None, :, None]).to(qkv.dtype)
+        return qkv, *(sums / divisors[:, None, :, None]).to(qkv.dtype).unbind(0)
 
 
 def members(size: Tensor, chunks: int, time: int) -> Tensor:
