@@ -116,6 +116,8 @@ _libraries: list[torch.library.Library] = []
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operation on the numbers of its tensors, after the checks of the device."""
+    if func is aten.item.default or (func._overloadpacket is aten.to and _changes_device(args, kwargs)):
+        return func.decompose(*args, **kwargs)  # in inference mode torch has not yet made a copy of it
     if func in (aten._to_copy.default, aten.copy_.default, aten.copy.default):
         return _copy(func, args, kwargs)
     leaves = tree_leaves((args, kwargs))
@@ -144,6 +146,11 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with torch.inference_mode(False):  # views keep count of versions, which an inference tensor has none of
         result = tree_map(lambda one: given_back[id(one)] if id(one) in given_back else _on_device(one), result)
         return return_and_correct_aliasing(func, args, kwargs, result) if here else result
+
+
+def _changes_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    devices = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.device)]
+    return any(one.type != args[0].device.type for one in devices)
 
 
 def _numbers(value: Any) -> Any:

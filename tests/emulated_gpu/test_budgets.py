@@ -24,7 +24,8 @@ FEW, MANY = 4, 12
 SYNCHRONISATIONS_PER_TOKEN = 0.25
 COPIED_BYTES_PER_UPDATE = 3200
 """The batch, 128 tokens with their targets, and the sums that the update reads."""
-COPIED_BYTES_PER_TOKEN = 16
+COPIED_BYTES_PER_TOKEN = 32
+"""Two rows have a token and its log-probability each, in float64."""
 
 
 class TokenBudget(NamedTuple):

@@ -96,9 +96,10 @@ def check_synchronisations() -> None:
         lambda: torch.cuda.synchronize(),
     ]
     for number, wait in enumerate(waiting):
-        with counted() as counts:
-            wait()
-        assert counts.synchronisations == 1, (number, counts.report())
+        for inference in (False, True):
+            with torch.inference_mode(inference), counted() as counts:
+                wait()
+            assert counts.synchronisations == 1, (number, inference, counts.report())
     asynchronous = [
         lambda: x[mask.long()],
         lambda: x.masked_fill(mask, 0.0),

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from subquad.nn.heads import AdaptiveHead, HeadConfig, WordHead
+from subquad.tasks.losses import losses_by_position, losses_by_row
 from subquad.train.optim import OptimConfig, build_optimizer, clip_gradients, scale_gradients
 from subquad.train.recipe import Recipe, read_recipe
 from tests.emulated_gpu.counts import SYNCHRONISATION, counted, record
@@ -88,3 +90,21 @@ def check_an_optimiser_launches_as_much_for_many_parameters_as_for_few(name: str
         assert counts.synchronisations == 0, counts.report()
         launches.append(counts.launches)
     assert launches[0] == launches[1], counts.report()
+
+
+@pytest.mark.parametrize(("head", "waits"), [("words", 1), ("adaptive", 2)])
+def check_losses_of_rows_wait_for_all_of_them_together(head: str, waits: int) -> None:
+    """An adaptive head waits once more, for the targets: where its bands are is found on the CPU."""
+    features, target = torch.randn(3, 5, 4), torch.tensor([[2, 3, 4, 1, 1], [5, 6, 7, 8, 1], [9, 2, 10, 2, 3]])
+    adaptive = HeadConfig(cutoffs=(5,), tied=False)
+    model = WordHead(4, 11) if head == "words" else AdaptiveHead(4, 11, adaptive, None)
+    where = [slice(0, 2), slice(2, 5)], [(0, 0), (0, 1), (1, 0)]
+    expected = losses_by_row(model, features, target), losses_by_position(model, features, target, *where)
+    model, features, target = model.to("cuda"), features.to("cuda"), target.to("cuda")
+    found = []
+    for losses in (losses_by_row, lambda *given: losses_by_position(*given, *where)):
+        with counted() as counts, torch.inference_mode():
+            found.append(losses(model, features, target))
+        assert counts.synchronisations == waits, counts.report()
+    for ours, cpus in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(cpus))

@@ -121,10 +121,14 @@ class AdaptiveHead(nn.Module):
     @staticmethod
     def _rows(words: Tensor, first: int, end: int, device: torch.device) -> Tensor:
         """The places, on a device, of words (n,) that belong to a band."""
-        rows = ((words >= first) & (words < end)).nonzero().squeeze(-1)
-        if device.type == "cuda" and rows.device.type == "cpu":
-            rows = rows.pin_memory()  # from other memory a copy is not asynchronous
-        return rows.to(device, non_blocking=True)
+        return copy_without_waiting(((words >= first) & (words < end)).nonzero().squeeze(-1), device)
+
+
+def copy_without_waiting(x: Tensor, device: torch.device) -> Tensor:
+    """x on a device; a copy from the CPU to a GPU goes on while the process does."""
+    if device.type == "cuda" and x.device.type == "cpu":
+        x = x.pin_memory()  # from other memory a copy is not asynchronous
+    return x.to(device, non_blocking=True)
 
 
 def build_head(config: HeadConfig, dim: int, vocab: int, embedding: TokenEmbedding) -> WordHead | AdaptiveHead:

@@ -9,11 +9,12 @@ waiting. Classes are smoothed as in timm and torch, with smoothing / V for every
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.cross_entropy import cross_entropy, linear_cross_entropy
-from subquad.nn.heads import AdaptiveHead, WordHead
+from subquad.nn.heads import AdaptiveHead, WordHead, copy_without_waiting
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,34 @@ def losses_by_row(
     head: WordHead | AdaptiveHead, features: Tensor, target: Tensor, *, pad: int = 1
 ) -> list[list[float]]:
     """[nll, number of targets] of every row: features (rows, time, dim), target (rows, time); nll is summed."""
-    losses = [word_loss(head, row, words, pad=pad) for row, words in zip(features, target, strict=True)]
-    return [[float(loss.nll), float(loss.count)] for loss in losses]
+    rows = zip(features, target, _on_cpu(head, target), strict=True)
+    return _read([_sums(head, row, words, known, pad) for row, words, known in rows])
+
+
+def _on_cpu(head: WordHead | AdaptiveHead, target: Tensor) -> Tensor:
+    """The targets, from which an adaptive head finds its bands: a GPU is asked once, and not for each of them."""
+    return target.cpu() if isinstance(head, AdaptiveHead) else target
+
+
+def _sums(
+    head: WordHead | AdaptiveHead, features: Tensor, target: Tensor, known: Tensor, pad: int
+) -> tuple[Tensor, Tensor]:
+    """The nll of target words (time,) and their number, both on the device. known: those of `_on_cpu`."""
+    if isinstance(head, AdaptiveHead):
+        entries = target_entries(known, pad)
+        index = copy_without_waiting(entries["target_index"], features.device)
+        nll = word_loss(head, features, target, pad=pad, index=index, words=entries["target_words"]).nll
+    else:
+        _, nll = linear_cross_entropy(features, head.weight, head.bias, target, pad=pad, smoothing=0.0)
+    return nll.detach(), (target != pad).sum()
+
+
+def _read(sums: Sequence[tuple[Tensor, Tensor]]) -> list[list[float]]:
+    """The numbers of all pairs, for which a GPU is waited for once."""
+    if not sums:
+        return []
+    nlls, counts = (torch.stack(column) for column in zip(*sums, strict=True))
+    return torch.stack([nlls, counts.to(nlls.dtype)], 1).tolist()
 
 
 def losses_by_position(
@@ -115,17 +142,17 @@ def losses_by_position(
 
     rows: for each row, the position of its first token, and how many tokens it begins with that are not scored.
     """
-    found = []
-    for x, words, (start, context) in zip(features, target, rows, strict=True):
-        numbers: list[float] = []
-        for bucket in buckets:
+    found = [[0.0, 0.0] * len(buckets) for _ in rows]
+    places, sums = [], []
+    columns = zip(features, target, _on_cpu(head, target), rows, strict=True)
+    for row, (x, words, known, (start, context)) in enumerate(columns):
+        for number, bucket in enumerate(buckets):
             begin, end = max(bucket.start - start, context), max(bucket.stop - start, context)
-            if begin >= min(end, len(words)):  # nothing is scored here
-                numbers += [0.0, 0.0]
-                continue
-            loss = word_loss(head, x[begin:end], words[begin:end], pad=pad)
-            numbers += [float(loss.nll), float(loss.count)]
-        found.append(numbers)
+            if begin < min(end, len(words)):  # something is scored here
+                places.append((row, slice(2 * number, 2 * number + 2)))
+                sums.append(_sums(head, x[begin:end], words[begin:end], known[begin:end], pad))
+    for (row, place), numbers in zip(places, _read(sums), strict=True):
+        found[row][place] = numbers
     return found
 
 
