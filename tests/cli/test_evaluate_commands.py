@@ -310,6 +310,10 @@ def test_lost_samples_make_the_exit_code(tmp_path: Path, capsys: pytest.CaptureF
     assert "1 of 8 samples of test were lost" in capsys.readouterr().err
     found = result(run)
     assert (found["samples"], found["lost"]) == (8, 1)
+    with pytest.warns(UserWarning, match=r"left out: .*2\.png"):  # the same from a process that reads images
+        assert command(["evaluate", str(run), "train.data_workers=1"]) == 1
+    capsys.readouterr()
+    assert result(run)["metrics"] == found["metrics"]
 
     good = tmp_path / "test" / "light" / "0.png"
     assert command(["classify", str(run), str(broken), str(good), str(tmp_path / "none.png")]) == 1

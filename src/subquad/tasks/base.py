@@ -157,11 +157,12 @@ class EvaluationOptions:
     """What of a split is evaluated, and how.
 
     context_window: tokens of earlier text that a language model reads before those that count. first: so many samples,
-    from the first one on; None: all.
+    from the first one on; None: all. data_workers: how many workers read images ahead of time.
     """
 
     context_window: int = 0
     first: int | None = None
+    data_workers: int = 0
 
 
 class Task(ABC):

@@ -9,6 +9,7 @@ seed that the trainer gives it, so a resumed run makes the batches of the uninte
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from subquad.data import builtin
-from subquad.data.batches import Batch, Budget, to_device
+from subquad.data.batches import Batch, Budget
 from subquad.data.builtin.sets import DigitsOptions
 from subquad.data.hub import HUB
 from subquad.data.images.inputs import (
@@ -34,6 +35,7 @@ from subquad.data.images.inputs import (
 from subquad.data.images.mixup import MixingOptions, draw_mixing, mix_images, mix_targets, soft_targets
 from subquad.data.images.sets import ImageSet, ImageSubset, class_folders, hold_out, open_images
 from subquad.data.images.transforms import AugmentOptions
+from subquad.data.loader import BatchLoader
 from subquad.data.text.prepare import ReportProgress
 from subquad.decode.classify import ImageClassifier
 from subquad.evaluate.accuracy import class_ranks
@@ -344,8 +346,11 @@ class ImageClassificationTask(ClassificationTask):
         own = list(shards.own(count))
         parts = [own[start : start + IMAGES_PER_BATCH] for start in range(0, len(own), IMAGES_PER_BATCH)]
         found: dict[int, list[int]] = {}
-        for part in shards.steps(parts, "batches of images classified"):
-            found |= _ranks(run.model, samples, part, run.device)
+        processes = isinstance(samples.transform, Augmented)
+        with closing(BatchLoader({split: samples}, options.data_workers, run.device, processes)) as loader:
+            batches = loader.load(split, ((np.array(part), 0) for part in parts))
+            for part in shards.steps(parts, "batches of images classified"):
+                found |= _ranks(run.model, samples, part, next(batches))
         everything = shards.gather(found)
         if not everything:
             raise ValueError(f"none of the {count:,} images of {split} could be read")
@@ -384,15 +389,17 @@ class ImageClassificationTask(ClassificationTask):
         return {"images": images, "labels": labels}
 
 
-def _ranks(model: Model, samples: ImageSamples, numbers: list[int], device: torch.device) -> dict[int, list[int]]:
-    """[label, its rank among the classes by probability] of every image that can be read, by the image's number."""
-    single = {number: samples.batch(np.array([number])) for number in numbers}
-    readable = [number for number in numbers if len(single[number]["labels"])]
-    if not readable:
+def _ranks(
+    model: Model, samples: ImageSamples, numbers: list[int], batch: Mapping[str, Tensor]
+) -> dict[int, list[int]]:
+    """[label, its rank among the classes by probability] of every image that can be read, by the image's number.
+
+    batch: that of these numbers, on the model's device, without what cannot be read.
+    """
+    if len(batch["labels"]) < len(numbers):
+        numbers = [number for number in numbers if len(samples.batch(np.array([number]))["labels"])]
+    if not numbers:
         return {}
-    batch = {name: torch.cat([single[number][name] for number in readable]) for name in ("images", "labels")}
-    batch = to_device(batch, device)
-    images = samples.transform.normalise(batch["images"])
-    ranks = class_ranks(model(images).logits, batch["labels"]).tolist()
-    labels = batch["labels"].tolist()
-    return dict(zip(readable, map(list, zip(labels, ranks, strict=True)), strict=True))
+    ranks = class_ranks(model(samples.transform.normalise(batch["images"])).logits, batch["labels"])
+    found = torch.stack([batch["labels"], ranks], 1).tolist()  # read together: a GPU is waited for once
+    return dict(zip(numbers, found, strict=True))

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -266,8 +266,10 @@ def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence
     folder = Path(folder)
     check_run(folder)
     for change in changes:
-        if changed_names(change)[0] not in USAGE_FIELDS:
-            raise ValueError(f"{change}: the model is trained; only options of {' and '.join(USAGE_FIELDS)} can change")
+        names = changed_names(change)
+        if names[0] not in USAGE_FIELDS and names != ["train", "data_workers"]:
+            usage = f"options of {' and '.join(USAGE_FIELDS)}, and train.data_workers,"
+            raise ValueError(f"{change}: the model is trained; only {usage} can change")
     recipe = read_recipe(folder / RECIPE, changes)
     if not (folder / INPUTS).is_file():
         raise ValueError(
@@ -331,7 +333,7 @@ def evaluate_run(
 
     report: gets a message several times in each pass over the samples.
     """
-    options = options or EvaluationOptions()
+    options = replace(options or EvaluationOptions(), data_workers=run.recipe.train.data_workers)
     task = run.recipe.task_class
     if options.context_window and not task.reads_context:
         raise ValueError(f"a context window is for language models; this run's task is {task.name}")
