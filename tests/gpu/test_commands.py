@@ -53,7 +53,9 @@ def test_evaluate(runs: dict[str, Path], task: str) -> None:
     assert found["lost"] == 0
 
 
-@pytest.mark.parametrize("options", [[], ["--alignments", "--nbest", "2", "--scores"], ["--int8"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [[], ["--alignments", "--nbest", "2", "--scores"], ["--int8"], ["--bfloat16"]], ids=str
+)
 def test_translate(runs: dict[str, Path], options: list[str], say: Any, capsys: pytest.CaptureFixture[str]) -> None:
     say("die Katze\n\nder Hund lief\n")
     call("translate", runs["translation"], *options)
@@ -92,6 +94,16 @@ def test_average(runs: dict[str, Path]) -> None:
 def test_export(runs: dict[str, Path], task: str, form: str, tmp_path: Path) -> None:
     call("export", runs[task], "--to", form, "--out", tmp_path / "exported")
     assert any((tmp_path / "exported").iterdir())
+
+
+@pytest.mark.nightly
+def test_linearise(tmp_path: Path) -> None:
+    """A run with softmax attention becomes one with windows."""
+    recipe = recipes.language_model(tmp_path, "softmax")
+    call("train", recipes.write(tmp_path, recipe), "--out", tmp_path / "teacher")
+    updates = ["--transfer-updates", "1", "--tune-updates", "1", "--no-controls"]
+    call("linearise", tmp_path / "teacher", "--mixer", "local=window=4", *updates, "--out", tmp_path / "out")
+    call("evaluate", tmp_path / "out/run", "--checkpoint", "last")
 
 
 @pytest.mark.nightly
