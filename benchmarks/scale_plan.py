@@ -194,7 +194,7 @@ def _assumptions() -> str:
 MILLION = 2**20
 SHARED_BY = 64
 HALF, SINGLE = 2, 4  # bytes of a number
-CHUNKS, LANDMARKS, FEATURES, TAPS = MILLION // 64, 49, 64, 31
+CHUNKS, LANDMARKS, FEATURES, TAPS, RANK = MILLION // 64, 49, 64, 31, 30
 STATE = HEADS * FEATURES * (DIM // HEADS + 1)
 EXCHANGES: dict[str, tuple[str, int]] = {
     "softmax": ("all keys and values, in a ring", 2 * DIM * MILLION * HALF),
@@ -207,8 +207,8 @@ EXCHANGES: dict[str, tuple[str, int]] = {
     "lara, 49 landmarks": ("sums of landmarks and of their values", 3 * LANDMARKS * DIM * SINGLE),
     "performer, 64 features": ("the sum over keys", STATE * SINGLE),
     "performer, causal, 64 features": ("the state before its first token", STATE * SINGLE),
-    "primal": ("norms of queries and keys", 2 * DIM * SINGLE),
-    "primal, causal": ("running sums of squares before its first token", 2 * DIM * SINGLE),
+    "primal": ("sums over the sampled tokens", 2 * RANK * DIM * SINGLE),
+    "primal, causal": ("sums of queries and keys before its first token", 2 * DIM * SINGLE),
 }
 """What a GPU has to get from the others in the forward pass of one layer, and how many bytes that are."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.counting import count_mixer, pass_seconds
+from benchmarks.gpu.decoding import BEAM, SENTENCES, count_step
 from benchmarks.gpu.hardware import A100, FLASH, FLASH_CAUSAL, FLOAT32, FLOAT32_DOT, GPU, GPUS, HOST, TENSOR
 from benchmarks.gpu.inductor import count_compiled
 from benchmarks.gpu.models import Training, count_training
@@ -47,6 +48,7 @@ def parts() -> Iterator[tuple[str, str]]:
     yield "targets", target_table(counted)
     yield "compiled", compiled_table(counted)
     yield "presets", preset_table()
+    yield "decoding", decoding_table()
     yield "measured", measured_table(RESULTS)
 
 
@@ -152,6 +154,32 @@ def preset_table() -> str:
 def _model_row(counted: Training) -> list[str]:
     others = [f"{1e3 * counted.seconds(gpu):,.0f}" for gpu in GPUS[1:]]
     return [*others, f"{len(counted.kernels):,}", f"{counted.peak / GIGABYTE:.1f}"]
+
+
+def decoding_table() -> str:
+    """A step of beam search, in float32 and in bfloat16."""
+    rows = []
+    for sentences in SENTENCES:
+        for dtype in (torch.float32, torch.bfloat16):
+            step = count_step(sentences, dtype)
+            times = [f"{time:,.0f}" for time in step.microseconds(A100)]
+            launches = str(len(step.kernels) + len(step.choosing))
+            moved = f"{sum(kernel.bytes for kernel in (*step.kernels, *step.choosing)) / GIGABYTE:.2f}"
+            name = str(dtype).removeprefix("torch.")
+            rows.append([f"{sentences:,} x {BEAM}", name, launches, moved, f"{step.weights / GIGABYTE:.2f}", *times])
+    return markdown_table(
+        [
+            "sentences x beam",
+            "weights",
+            "launches",
+            "GB moved",
+            "GB of weights",
+            "step, µs",
+            "choosing, µs",
+            "host, µs",
+        ],
+        rows,
+    )
 
 
 # ---------------------------------------------------------------------- what users measured
