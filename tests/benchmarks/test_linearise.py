@@ -6,30 +6,31 @@ from typing import Any
 
 import pytest
 
+from benchmarks import linearise_times
 from benchmarks.linearise import (
     BEGIN,
     COMMAND,
     END,
     IMAGE_BUDGET,
-    IMAGE_CASES,
     TEXT_BUDGET,
-    TEXT_CASES,
+    all_cases,
     collect,
     table,
 )
 from benchmarks.linearise_teachers import EPOCHS, TOKENS
 from subquad.linearise.options import LineariseOptions, parse_mixer
 
+TIMES = "docs/linearise_times.json"
 ROOT = Path(__file__).parents[2]
-STUDIES = {"text": (TEXT_CASES, TEXT_BUDGET), "images": (IMAGE_CASES, IMAGE_BUDGET)}
+STUDIES = {"text": TEXT_BUDGET, "images": IMAGE_BUDGET}
 DIGITS = 1297
 """The training images of digits."""
 
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_cases_are_valid_and_learn_from_a_tenth_of_what_the_teacher_did(study: str) -> None:
-    cases, budget = STUDIES[study]
-    for case in cases.values():
+    budget = STUDIES[study]
+    for case in all_cases(study).values():
         options = LineariseOptions.parse("case", budget | case | {"mixer": parse_mixer(case["mixer"])})
         samples = options.updates * options.batch
         assert samples * options.length <= TOKENS / 10 if study == "text" else samples <= EPOCHS * DIGITS / 10
@@ -68,3 +69,25 @@ def test_the_guide_shows_the_table_of_the_stored_numbers(study: str) -> None:
     begin, end = BEGIN.format(name=study, command=COMMAND), END.format(name=study)
     shown = page.partition(begin)[2].partition(end)[0].strip()
     assert shown == table(study, stored[study]).strip()
+
+
+def test_times_of_all_mechanisms_are_measured_and_shown_side_by_side() -> None:
+    found = linearise_times.measure(lengths=(8,), positions=(8,))
+    lines = [line for line in linearise_times.tables(found).splitlines() if line.startswith("| local")]
+    text, images, decoding = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert text[:2] == ["local=window=64", "8"]
+    assert images[:2] == ["local=window=16", "65"]
+    assert decoding[:2] == ["local=window=64", "8"]
+    assert all(cell.endswith(" ms") for line in (text, images) for cell in line[2:6])
+    assert {row["mixer"] for row in found["images"]} >= {"lara=landmarks=16", "eva=window=16"}
+    assert all(row["status"] == "done" for part in ("text", "images", "decoding") for row in found[part])
+
+
+def test_the_guide_shows_the_times_that_are_stored() -> None:
+    page = (ROOT / "docs/guides/linearise.md").read_text()
+    begin, end = BEGIN.format(name="times", command=linearise_times.COMMAND), END.format(name="times")
+    shown = page.partition(begin)[2].partition(end)[0].strip()
+    if not (ROOT / TIMES).exists():
+        assert shown == "Not measured yet."
+        return
+    assert shown == linearise_times.tables(json.loads((ROOT / TIMES).read_text())).strip()

@@ -118,6 +118,43 @@ def test_the_result_exports(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("mixer", ["eva=window=4", "local=window=4", "performer", "lara=landmarks=4"])
+@pytest.mark.parametrize("host", ["llama", "bert", "vit"])
+def test_onnx_files_of_linearised_models_agree(host: str, mixer: str, tmp_path: Path) -> None:
+    """At the sizes of the example, and at others."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    if host == "llama" and mixer.startswith("lara"):
+        pytest.skip("LARA is bidirectional")
+    stages = stages_for(host, tmp_path / "out", mixer, tune="none", transfer_updates=1)
+    model = LogitsOf(stages.run()).eval()
+    name, example = next(iter(stages.valid.batch(range(2), 0).inputs.items()))
+    axes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    if example.dim() == 2:
+        axes[1] = torch.export.Dim("time", max=32)
+    model.name = name
+    torch.onnx.export(model, (example,), tmp_path / "model.onnx", dynamo=True, dynamic_shapes=(axes,), verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    other = stages.valid.batch(range(3), 0).inputs[name]
+    for inputs in (example, other[:, :11] if other.dim() == 2 else other):
+        (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
+        assert close(torch.from_numpy(found), model(inputs).detach())
+
+
+class LogitsOf(torch.nn.Module):
+    """A model with one input, whose only output are its logits."""
+
+    name = "input_ids"
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return logits_of(self.model, Batch({self.name: inputs}, inputs))
+
+
 def test_the_same_call_again_trains_nothing_and_other_options_are_refused(text: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = SHORT | {"tokenizer": "bytes", "out": tmp_path / "out", "quiet": True, "controls": False}
     first = subquad.linearise(bytes_model(), "local=window=4", text, **options)

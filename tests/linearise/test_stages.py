@@ -118,12 +118,13 @@ def test_choices_of_layers_are_refused_before_the_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["gpt2", "llama", "bert"])
 def test_lora_begins_with_the_same_model_trains_nothing_else_and_merges_exactly(host: str) -> None:
     model = HOSTS[host]()
-    AttentionLayers(model, MixerChoice.model_validate(parse_mixer("local=window=4"))).install()
+    layers = AttentionLayers(model, MixerChoice.model_validate(parse_mixer("local=window=4")))
+    layers.install()
     batch = data_for(host).train.batch(range(4), 0)
-    before, names = logits_of(model, batch).detach(), set(linear_maps(model))
+    before, names = logits_of(model, batch).detach(), set(linear_maps(model, layers.mixers))
     assert names
     assert not any("mixer" in name or "lm_head" in name for name in names)
-    trained = choose_parameters(model, "lora", 2)
+    trained = choose_parameters(model, "lora", 2, layers.mixers)
     assert close(logits_of(trained, batch), before)
     chosen = [name for name, p in trained.named_parameters() if p.requires_grad]
     assert all("lora_" in name or "mixer" in name for name in chosen)

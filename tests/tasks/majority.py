@@ -86,6 +86,12 @@ class MajorityTask(Task):
         logits, _, aux = model(batch["tokens"])
         return class_loss(logits, batch["labels"], smoothing=smoothing), aux
 
+    def logits(self, model: TextClassifier, batch: Mapping[str, Tensor]) -> Tensor:
+        return model(batch["tokens"]).logits
+
+    def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return batch["labels"]
+
     @classmethod
     def evaluate(cls, run: TrainedModel, split: str, shards: SampleShards, options: EvaluationOptions) -> Evaluation:
         assert isinstance(run.data, MajorityData)

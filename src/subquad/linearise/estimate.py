@@ -7,10 +7,8 @@ from torch import nn
 
 from subquad.compare.measure.timing import peak_bytes
 from subquad.linearise.stages.finetune import merge
-from subquad.linearise.stages.layers import AttentionLayers
 from subquad.linearise.stages.pipeline import TRANSFERRED, TUNED, Stages
 from subquad.linearise.stages.stage import Backward, Stage
-from subquad.train.rng import seed_all
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,7 @@ def estimate(stages: Stages) -> Estimate:
     flags = {p: p.requires_grad for p in model.parameters()}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     count = sum(p.numel() for p in model.parameters())
-    seed_all(options.seed)
-    stages.layers = layers = AttentionLayers(model, options.mixer)
+    stages.layers = layers = stages.build_layers()
     found = []
     if options.transfer_updates and (prepared := stages.prepare_transfer()) is not None:
         found.append(_measure(stages, TRANSFERRED, options.transfer_updates, *prepared))

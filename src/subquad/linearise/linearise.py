@@ -48,17 +48,13 @@ def linearise(
     >>> [row["name"] for row in found.report["scores"]]
     ['teacher', 'swapped', 'transfer', 'finetune']
     """
-    if _is_run(model):
-        if data or valid:
-            raise ValueError(f"{model} is a run, which learns from its own data; leave data and valid out")
-        return RunLinearisation(Path(model), _linearise_options(mixer, options), Path(out), quiet).run()
     return _linearisation(model, mixer, data, out, valid, tokenizer, processor, quiet, options).run()
 
 
 def linearise_dry_run(
     model: Any,
     mixer: str | Mapping[str, Any],
-    data: str | Path | Sequence[str | Path],
+    data: str | Path | Sequence[str | Path] = (),
     *,
     valid: str | Path | Sequence[str | Path] = (),
     tokenizer: Any = None,
@@ -66,8 +62,6 @@ def linearise_dry_run(
     **options: Any,
 ) -> Estimate:
     """Estimates the memory and time of `linearise`, from one update of each stage; nothing is kept or changed."""
-    if _is_run(model):
-        raise ValueError(f"{model} is a run: `subquad train {model}/recipe.yaml --dry-run` estimates its memory")
     with tempfile.TemporaryDirectory() as scratch:
         return _linearisation(model, mixer, data, scratch, valid, tokenizer, processor, True, options).estimate()
 
@@ -83,18 +77,18 @@ def _linearisation(
     quiet: bool,
     options: Mapping[str, Any],
 ) -> Linearisation:
-    read = _linearise_options(mixer, options)
+    choice = parse_mixer(mixer) if isinstance(mixer, str) else dict(mixer)
+    read = LineariseOptions.parse("linearise", {"mixer": choice, **options})
+    if _is_run(model):
+        if data or valid:
+            raise ValueError(f"{model} is a run, which learns from its own data; leave data and valid out")
+        return RunLinearisation(Path(model), read, Path(out), quiet)
     files, held = (
         [str(one) for one in ([given] if isinstance(given, str | Path) else given)] for given in (data, valid)
     )
     return Linearisation(
         model, read, files, Path(out), valid=held, tokenizer=tokenizer, processor=processor, quiet=quiet
     )
-
-
-def _linearise_options(mixer: str | Mapping[str, Any], options: Mapping[str, Any]) -> LineariseOptions:
-    choice = parse_mixer(mixer) if isinstance(mixer, str) else dict(mixer)
-    return LineariseOptions.parse("linearise", {"mixer": choice, **options})
 
 
 def _is_run(model: Any) -> bool:

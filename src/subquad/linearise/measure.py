@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from subquad.compare.measure.costs import measure_costs
 from subquad.compare.measure.lengths import Timing
 from subquad.compare.measure.timing import interleaved_seconds, synchronizer
+from subquad.decode.limits import max_text_length
 from subquad.linearise.stages.batches import Batch
 from subquad.linearise.stages.layers import AttentionLayers
 from subquad.linearise.stages.objective import logits_of, task_loss
+from subquad.models import LanguageModel
+from subquad.nn.stack import StackState
 
 BEFORE, AFTER = "attention", "mixers"
-LOOKS = (5,)
-"""The rounds of a measurement."""
+LOOKS, WARMUP = (5,), 1
+"""The rounds of a measurement, and those before it."""
 STEPS = 8
 """The tokens that a round of decoding writes."""
 
@@ -50,7 +53,8 @@ class VariantPasses(Variant):
     def __init__(self, model: nn.Module, layers: AttentionLayers, name: str, batch: Batch) -> None:
         super().__init__(model, layers, name)
         self.batch = batch.to(next(model.parameters()).device)
-        check_length(model, batch)
+        if "input_ids" in batch.inputs:
+            check_length(model, batch.inputs["input_ids"].shape[1])
 
     def check(self) -> dict[str, Any]:
         """That results are finite is checked when memory is watched; what mixers compute, by their own tests."""
@@ -69,11 +73,12 @@ class VariantPasses(Variant):
         return {"loss": loss.detach(), **found}
 
 
-def check_length(model: Any, batch: Batch) -> None:
+def check_length(model: Any, length: int) -> None:
     """Refuses text that is longer than the model's table of positions."""
-    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    ids = batch.inputs.get("input_ids")
-    if most is not None and ids is not None and ids.shape[1] > most:
+    most = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(model, LanguageModel):
+        most = max_text_length(model)
+    if most is not None and length > most:
         raise ValueError(f"the model has positions for {most:,} tokens")
 
 
@@ -119,40 +124,60 @@ def measure_lengths(
 class _Decoder(Variant):
     """Writes tokens one by one, from a position on."""
 
-    def __init__(self, model: nn.Module, layers: AttentionLayers, name: str, position: int) -> None:
+    def __init__(self, model: Any, layers: AttentionLayers, name: str, position: int) -> None:
         super().__init__(model, layers, name)
-        batch = random_text(model, position).to(next(model.parameters()).device)
-        check_length(model, batch)
+        check_length(model, position + STEPS * (WARMUP + LOOKS[-1]))
+        vocab = model.config.vocab if isinstance(model, LanguageModel) else model.config.vocab_size
+        tokens = torch.randint(vocab, (1, position), generator=torch.Generator().manual_seed(0))
         with torch.no_grad(), self.in_place() as whole:
-            found = whole(**batch.inputs, use_cache=True)
-        if found.past_key_values is None:
+            self.cache = whole.init_state(1) if isinstance(whole, LanguageModel) else None
+            self._read(whole, tokens.to(next(model.parameters()).device))
+        if self.cache is None:
             raise ValueError("it has no streaming form")
-        self.cache, self.token = found.past_key_values, found.logits[:, -1:].argmax(-1)
+        self.state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state_tensors(self.cache))
+
+    def _read(self, model: Any, tokens: Tensor) -> None:
+        """Reads tokens (1, time) after what was read before, and chooses the next one."""
+        if isinstance(model, LanguageModel):
+            logits, self.cache, _ = model(tokens, state=self.cache)
+        else:
+            found = model(input_ids=tokens, past_key_values=self.cache, use_cache=True)
+            logits, self.cache = found.logits, found.past_key_values
+        self.token = logits[:, -1:].argmax(-1)
 
     @torch.no_grad()
     def write(self) -> None:
         with self.in_place() as whole:
             for _ in range(STEPS):
-                found = whole(input_ids=self.token, past_key_values=self.cache, use_cache=True)
-                self.cache, self.token = found.past_key_values, found.logits[:, -1:].argmax(-1)
+                self._read(whole, self.token)
+
+
+def state_tensors(cache: Any) -> list[Tensor]:
+    """Returns what a model keeps of the tokens that it has read: keys and values of attention, states of mixers."""
+    if isinstance(cache, StackState):
+        return cache.tensors()
+    kept = [vars(part) for layer in cache.layers for part in (layer, getattr(layer, "state", None)) if part is not None]
+    return [value for parts in kept for value in parts.values() if isinstance(value, Tensor)]
 
 
 def measure_decoding(
     model: nn.Module, layers: AttentionLayers, positions: Sequence[int], report: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Measures how many tokens a second both variants write after so many tokens, side by side."""
+    """Measures both variants side by side: tokens a second after so many tokens, and the bytes of the state there."""
     device, rows = next(model.parameters()).device, []
     model.eval()
     for position in positions:
         report(f"measures decoding after {position:,} tokens")
-        work: dict[str, Callable[[], object]] = {}
+        decoders: dict[str, _Decoder] = {}
         for name in (BEFORE, AFTER):
             try:
-                work[name] = _Decoder(model, layers, name, position).write
+                decoders[name] = _Decoder(model, layers, name, position)
             except ValueError as refusal:
                 rows.append({"position": position, "variant": name, "status": "refused", "reason": str(refusal)})
-        seconds = interleaved_seconds(work, list(LOOKS), synchronize=synchronizer(device))
+        work = {name: decoder.write for name, decoder in decoders.items()}
+        seconds = interleaved_seconds(work, list(LOOKS), warmup=WARMUP, synchronize=synchronizer(device))
         for name, times in seconds.items():
-            speed = STEPS / (Timing.of(times).median / 1000)
-            rows.append({"position": position, "variant": name, "status": "done", "tokens_per_second": speed})
+            row: dict[str, Any] = {"position": position, "variant": name, "status": "done"}
+            row["tokens_per_second"] = STEPS / (Timing.of(times).median / 1000)
+            rows.append(row | {"state_bytes": decoders[name].state_bytes})
     return rows

@@ -121,8 +121,10 @@ def _lengths(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _decoding(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["| after tokens | | tokens a second |", "| --- | --- | --- |"]
+    lines = ["| after tokens | | tokens a second | its state |", "| --- | --- | --- | --- |"]
     for row in rows:
-        shown = f"{row['tokens_per_second']:.1f}" if row["status"] == "done" else row["reason"]
-        lines.append(f"| {row['position']:,} | {row['variant']} | {shown} |")
+        cells = [row.get("reason", ""), ""]
+        if row["status"] == "done":
+            cells = [f"{row['tokens_per_second']:.1f}", format_bytes(row["state_bytes"])]
+        lines.append(f"| {row['position']:,} | {row['variant']} | {' | '.join(cells)} |")
     return lines

@@ -18,6 +18,7 @@ from subquad.linearise.options import LineariseOptions
 from subquad.linearise.report import describe_scores, write_report
 from subquad.linearise.results import OPTIONS, Linearised, check_options
 from subquad.linearise.saving import save_model
+from subquad.linearise.stages.batches import Batch
 from subquad.linearise.stages.data import Data, read_data
 from subquad.linearise.stages.layers import KEPT
 from subquad.linearise.stages.objective import Score, logits_of
@@ -59,7 +60,7 @@ class Linearisation:
 
     def estimate(self) -> Estimate:
         """Estimates memory and time without keeping anything."""
-        return estimate(self._stages(self.source.model, self.options, self.out, StopRequest(), self._silent()))
+        return estimate(Stages(self.source.model, self.data, self.options, self.out, StopRequest(), self._silent()))
 
     def run(self) -> Linearised:
         with ExitStack() as stack:
@@ -68,58 +69,64 @@ class Linearisation:
             stop = stack.enter_context(stop_requests())
             progress = stack.enter_context(self._silent() if self.quiet else Progress())
             teacher = copy.deepcopy(self.source.model) if self._copies_teacher() else None
-            stages = self._stages(self.source.model, self.options, self.out, stop, progress)
+            stages = Stages(self.source.model, self.data, self.options, self.out, stop, progress)
             model = stages.run()
             scores = dict(stages.scores)
             if self.options.controls:
-                scores |= self._controls(stages, teacher, stop, progress)
+                scores |= self._controls(stages, teacher)
             lengths, decoding = self._measure(stages, model, progress)
-            stages.layers.write_into_config()
-            save_model(model, self.source, self.out / MODEL)
             content = self._report(stages, scores, lengths, decoding)
+            model = self._save(model, stages)
             write_report(self.out, content)
         return Linearised(model.eval(), self.out, content)
 
     # ------------------------------------------------------------------ parts
 
-    def _stages(
-        self, model: nn.Module, options: LineariseOptions, out: Path, stop: StopRequest, progress: Progress
-    ) -> Stages:
-        return Stages(model, self.data, options, out, stop, progress)
-
     def _silent(self) -> Progress:
         return Progress(stream=io.StringIO(), live=False)
+
+    def _build_untrained(self) -> nn.Module | None:
+        return build_untrained(self.source.model)
+
+    def _load_again(self) -> nn.Module:
+        """Loads the teacher once more."""
+        return load_source(self.given, self.source.tokenizer).model
+
+    def _save(self, model: nn.Module, stages: Stages) -> nn.Module:
+        """Writes the result, and returns it as it is used."""
+        stages.layers.write_into_config()
+        save_model(model, self.source, self.out / MODEL)
+        return model
+
+    def _random_text(self, model: nn.Module, length: int) -> Batch:
+        return random_text(model, length)
 
     def _copies_teacher(self) -> bool:
         """Whether the identity's control needs a copy: a model from files can be loaded again."""
         return self.options.controls and isinstance(self.given, nn.Module)
 
-    def _controls(
-        self, stages: Stages, teacher: nn.Module | None, stop: StopRequest, progress: Progress
-    ) -> dict[str, Score]:
+    def _controls(self, stages: Stages, teacher: nn.Module | None) -> dict[str, Score]:
         """Trains what the result is compared with: the same model from scratch, and the identity as a mixer."""
         options = self.options
         scores: dict[str, Score] = {}
         seed_all(options.seed)
-        untrained = build_untrained(self.source.model)
-        pattern = ",".join(stages.layers.mechanisms())
-        chosen = options.mixer.model_copy(update={"name": pattern}) if stages.kept else options.mixer
+        untrained = self._build_untrained()
         if untrained is not None and options.updates:
-            changes = {"mixer": chosen, "keep": 0, "transfer_updates": 0, "tune": "all", "distill": 0.0}
+            changes = {"keep": 0, "transfer_updates": 0, "tune": "all", "distill": 0.0}
             changes |= {"tune_updates": options.updates, "tune_lr": options.scratch_lr}
-            scores["scratch"] = self._control("scratch", untrained.to(_device(stages.model)), changes, stop, progress)
-        identity = ",".join(KEPT if name == KEPT else "identity" for name in stages.layers.mechanisms())
-        model = teacher if teacher is not None else load_source(self.given, self.source.tokenizer).model
-        changes = {"mixer": type(options.mixer)(name=identity), "keep": 0}
-        scores["identity"] = self._control("identity", model, changes, stop, progress)
+            scores["scratch"] = self._control("scratch", untrained.to(_device(stages.model)), changes, stages)
+        parts = [part.partition("*") for part in options.mixer.name.split(",")]
+        names = [(KEPT if name.strip() == KEPT else "identity") + star + count for name, star, count in parts]
+        changes = {"mixer": type(options.mixer)(name=",".join(names)), "keep": 0}
+        model = teacher if teacher is not None else self._load_again()
+        scores["identity"] = self._control("identity", model, changes, stages)
         return scores
 
-    def _control(
-        self, name: str, model: nn.Module, changes: dict[str, Any], stop: StopRequest, progress: Progress
-    ) -> Score:
-        progress.note(f"control: {name}")
+    def _control(self, name: str, model: nn.Module, changes: dict[str, Any], of: Stages) -> Score:
+        """Trains a control of these stages. It keeps the attention of the same layers."""
+        of.progress.note(f"control: {name}")
         options = self.options.model_copy(update=changes)
-        stages = self._stages(model, options, self.out / CONTROLS / name, stop, progress)
+        stages = Stages(model, self.data, options, self.out / CONTROLS / name, of.stop, of.progress, list(of.kept))
         stages.run()
         return list(stages.scores.values())[-1]
 
@@ -135,7 +142,7 @@ class Linearisation:
                 images = stages.valid.batch(range(min(self.options.batch, len(stages.valid))), 0).to(_device(model))
                 batches = {stages.layers.count_tokens(lambda: logits_of(model, images)): images}
             else:
-                batches = {length: random_text(model, length) for length in self.options.lengths}
+                batches = {length: self._random_text(model, length) for length in self.options.lengths}
             rows = measure_lengths(model, stages.layers, batches, progress)
             decoding = []
             if self.data.kind == "causal":

@@ -288,6 +288,14 @@ class Task(ABC):
         found, aux = self.model_loss(model, batch, self.pad, self.smoothing)
         return add_regularizer(found, aux, self.aux_weight)
 
+    @abstractmethod
+    def logits(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """What a model predicts of a batch of samples: (batch, classes) or (batch, time, vocab)."""
+
+    def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """What `logits` are to predict: (batch,), (batch, time), or after mixing the shares (batch, classes)."""
+        return batch["targets"]
+
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         """The metrics that are shown and logged, from sums over `count` targets."""
         mean = {name: value / max(1, count) for name, value in sums.items()}

@@ -327,6 +327,14 @@ class ImageClassificationTask(ClassificationTask):
         logits, _, aux = model(batch["images"])
         return class_loss_and_hits(logits, batch, smoothing), aux
 
+    def logits(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        found: Tensor = model(self.model_inputs(batch)["images"]).logits
+        return found
+
+    def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        inputs = self.model_inputs(batch)
+        return inputs.get("targets", inputs["labels"])
+
     def metrics(self, sums: Mapping[str, float], count: int) -> dict[str, float]:
         """Images that could not be read so far are counted as `unreadable`."""
         metrics = super().metrics(sums, count)

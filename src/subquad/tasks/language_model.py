@@ -106,6 +106,9 @@ class LanguageModelTask(BlockTask):
         given = {"index": batch.get("target_index"), "words": batch.get("target_words")}
         return word_loss(model.head, x, batch["targets"], pad=pad, smoothing=smoothing, **given), mean_aux(aux)
 
+    def logits(self, model: LanguageModel, batch: Mapping[str, Tensor]) -> Tensor:
+        return model(batch["inputs"]).logits
+
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod

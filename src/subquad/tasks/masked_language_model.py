@@ -155,6 +155,9 @@ class MaskedLanguageModelTask(BlockTask):
         found = word_loss(model.head, words, targets.flatten().index_select(0, asked), pad=-1, smoothing=smoothing)
         return found, mean_aux(aux)
 
+    def logits(self, model: MaskedLanguageModel, batch: Mapping[str, Tensor]) -> Tensor:
+        return model(batch["inputs"], padding=right_padding(batch.get("padding"))).logits
+
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod

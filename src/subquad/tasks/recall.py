@@ -290,6 +290,9 @@ class RecallTask(Task):
             found = replace(found, sums=found.sums | {"accuracy": right_answers(model, x, targets, pad).sum()})
         return found, mean_aux(aux)
 
+    def logits(self, model: LanguageModel, batch: Mapping[str, Tensor]) -> Tensor:
+        return model(batch["inputs"]).logits
+
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod

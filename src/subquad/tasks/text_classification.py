@@ -213,6 +213,12 @@ class TextClassificationTask(ClassificationTask, TextTask):
         logits, _, aux = model(batch["tokens"], padding=right_padding(batch.get("padding")))
         return class_loss_and_hits(logits, batch, smoothing), aux
 
+    def logits(self, model: TextClassifier, batch: Mapping[str, Tensor]) -> Tensor:
+        return model(batch["tokens"], padding=right_padding(batch.get("padding"))).logits
+
+    def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return batch["labels"]
+
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod

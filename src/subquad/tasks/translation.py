@@ -173,6 +173,13 @@ class TranslationTask(WordTask):
         given = {"index": batch.get("target_index"), "words": batch.get("target_words")}
         return word_loss(model.head, x, batch["target_out"], pad=pad, smoothing=smoothing, **given), aux
 
+    def logits(self, model: Seq2Seq, batch: Mapping[str, Tensor]) -> Tensor:
+        padding = right_padding(batch.get("source_padding"))
+        return model(batch["source"], batch["target_in"], source_padding=padding).logits
+
+    def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return batch["target_out"]
+
     # ------------------------------------------------------------------ evaluation and comparison
 
     @classmethod

@@ -13,21 +13,27 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from subquad.data.batches import to_device
 from subquad.data.masking import Masking
 from subquad.data.stable_rng import StableRng
+from subquad.tasks import Task
 
 IGNORED = -100
 """The target of a position that has none, as in transformers."""
 
 
 class Batch(NamedTuple):
-    """inputs: what the model is called with, by name. targets: (batch,) or (batch, time), classes or IGNORED."""
+    """inputs: what the model is called with, by name. targets: (batch,) or (batch, time), classes or IGNORED.
+
+    task: of a run, which calls the model itself, and whose mixed images have shares of all classes as their targets.
+    """
 
     inputs: dict[str, Tensor]
     targets: Tensor
+    task: Task | None = None
 
     def to(self, device: torch.device) -> Self:
-        return type(self)({name: value.to(device) for name, value in self.inputs.items()}, self.targets.to(device))
+        return type(self)(to_device(self.inputs, device), self.targets.to(device), self.task)
 
 
 class Samples(Protocol):

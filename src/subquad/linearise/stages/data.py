@@ -1,6 +1,6 @@
 """Reads the data of a model by what the model is for: text files, labelled texts, or images."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,21 @@ from subquad.data.images.sets import ImageSet, open_images
 from subquad.data.images.transforms import AugmentOptions
 from subquad.data.masking import Masking, MaskOptions
 from subquad.data.text.sources import LABELLED, TextSource, read_samples
-from subquad.linearise.stages.batches import Images, LabelledTexts, MaskedBlocks, Samples, TextBlocks, hold_out
+from subquad.linearise.stages.batches import (
+    Batches,
+    Images,
+    LabelledTexts,
+    MaskedBlocks,
+    Samples,
+    TextBlocks,
+    hold_out,
+)
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.nn.stack import MixerChoice
 
-Kind = Literal["causal", "masked", "texts", "images"]
-"""What a model computes: the next token, hidden tokens, the class of a text, or that of an image."""
+Kind = Literal["causal", "masked", "texts", "images", "pairs"]
+"""What a model computes: the next token, hidden tokens, the class of a text or an image, or the next token of another
+text."""
 HELD_OUT = 0.05
 """The share of the data that is held out where no other data is given to evaluate on."""
 BYTES = "bytes"
@@ -34,12 +45,17 @@ SUFFIXES: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Data:
-    """What is learned from, and what is evaluated on. description: where it came from, for the report."""
+    """What is learned from, and what is evaluated on. description: where it came from, for the report.
+
+    batches: of all updates, where they are not made of `train`. layers: finds the attention of the model.
+    """
 
     kind: Kind
     train: Samples
     valid: Samples
     description: str
+    batches: Batches | None = None
+    layers: Callable[[Any, MixerChoice], AttentionLayers] = AttentionLayers
 
 
 def kind_of(model: nn.Module) -> Kind:
@@ -188,8 +204,9 @@ def _read_images(model: Any, files: Sequence[str], valid: Sequence[str], process
             raise ValueError(f"{files[0]} is a set of {found.kind}, but images are needed")
         train, held = found.train, found.valid
     else:
-        train = open_images(Path(files[0]))
-        held = open_images(Path(valid[0]), classes=train.classes) if valid else None
+        train, held = open_images(Path(files[0])), None
+    if valid:
+        held = open_images(Path(valid[0]), classes=train.classes)
     transform = _transform(model, train, processor)
     samples = _tensors(train, transform, name)
     if held is not None:

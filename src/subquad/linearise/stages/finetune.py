@@ -7,15 +7,15 @@ are trained as they are. `merge` adds the matrices to the weights, so that the r
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from subquad.interop.patching.host import SwappedAttention
 from subquad.linearise.stages.batches import Batch
 from subquad.linearise.stages.objective import distillation_loss, logits_of, task_loss
+from subquad.models import Model
 from subquad.packages import require
 
 Tune = Literal["all", "lora", "none"]
@@ -55,30 +55,45 @@ def copy_as_teacher(model: nn.Module) -> Teacher:
 # ---------------------------------------------------------------------- what is trained
 
 
-def choose_parameters(model: nn.Module, tune: Tune, rank: int) -> nn.Module:
-    """Marks what fine-tuning trains by `requires_grad`, and returns the module that has it: with LoRA, PEFT's."""
+def choose_parameters(model: nn.Module, tune: Tune, rank: int, mixers: Sequence[nn.Module]) -> nn.Module:
+    """Marks what fine-tuning trains by `requires_grad`, and returns the module that has it: with LoRA, PEFT's.
+
+    mixers: parts of the model that LoRA trains as they are.
+    """
     if tune == "all":
         return model.requires_grad_(True)
     model.requires_grad_(False)
     if tune == "lora":
         peft = require("peft", "fine-tuning with LoRA", "hf")
-        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=linear_maps(model))
+        model = PeftHost(model) if isinstance(model, Model) else model
+        maps = linear_maps(model, mixers)
+        config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=maps)
         model = peft.get_peft_model(model, config)
-    for module in model.modules():
-        if isinstance(module, SwappedAttention):
-            module.requires_grad_(True)
+    for mixer in mixers:
+        mixer.requires_grad_(True)
     return model
 
 
-def linear_maps(model: Any) -> list[str]:
-    """Returns the names of the linear maps that get low-rank matrices."""
+class PeftHost(nn.Module):
+    """A model of ours without its config, which PEFT would read as one of transformers."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        return self.model(*given, **options)
+
+
+def linear_maps(model: Any, mixers: Sequence[nn.Module]) -> list[str]:
+    """Returns the names of the linear maps outside of these mixers and of the output, which get low-rank matrices."""
     heads = [model.get_output_embeddings()] if hasattr(model, "get_output_embeddings") else []
-    mixers = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, SwappedAttention))
+    within = tuple(f"{name}." for name, module in model.named_modules() if any(module is mixer for mixer in mixers))
     found = [
         name
         for name, module in model.named_modules()
         if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-        and not name.startswith(mixers)
+        and not name.startswith(within)
         and not any(module is head for head in heads)
     ]
     if not found:
@@ -91,5 +106,7 @@ def merge(model: nn.Module) -> nn.Module:
     plain: Any = model
     if hasattr(model, "merge_and_unload"):
         plain = model.merge_and_unload()  # type: ignore[operator]
+    if isinstance(plain, PeftHost):
+        plain = plain.model
     result: nn.Module = plain.requires_grad_(True)
     return result

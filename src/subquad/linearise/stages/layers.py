@@ -74,6 +74,11 @@ class AttentionLayers:
         """What takes the places of attention, by number, as one module."""
         return nn.ModuleDict({str(number): layer.replacement for number, layer in self.layers.items()})
 
+    @property
+    def mixers(self) -> list[nn.Module]:
+        """The mechanisms, without the maps around them that are the teacher's where these are copied."""
+        return [module for module in self.replacements.modules() if isinstance(module, SwappedAttention)]
+
     @contextmanager
     def replaced(self, numbers: Iterable[int] | None = None) -> Iterator[None]:
         """Within the block these layers are replaced; None: all of them."""

@@ -20,6 +20,8 @@ SEED = 0
 
 def logits_of(model: nn.Module, batch: Batch) -> Tensor:
     """Returns what a model computes of a batch, (..., classes)."""
+    if batch.task is not None:
+        return batch.task.logits(model, batch.inputs)
     options: dict[str, Any] = {"use_cache": False} if _has_cache(model) else {}
     found = model(**batch.inputs, **options)
     logits = getattr(found, "logits", found)
@@ -31,15 +33,19 @@ def _has_cache(model: Any) -> bool:
 
 
 def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the mean cross-entropy over the targets."""
+    """Returns the mean cross-entropy over the targets: classes (...), or the shares of all classes (batch, classes)."""
+    if targets.is_floating_point():
+        return F.cross_entropy(logits.float(), targets)
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED)
 
 
 def distillation_loss(logits: Tensor, teacher: Tensor, targets: Tensor) -> Tensor:
     """Returns the mean of KL(teacher || student) over the positions that have a target."""
-    counts = targets.flatten() != IGNORED
-    ours = F.log_softmax(logits.flatten(0, -2)[counts].float(), -1)
-    theirs = F.log_softmax(teacher.flatten(0, -2)[counts].float(), -1)
+    logits, teacher = logits.flatten(0, -2), teacher.flatten(0, -2)
+    if not targets.is_floating_point():
+        counts = targets.flatten() != IGNORED
+        logits, teacher = logits[counts], teacher[counts]
+    ours, theirs = F.log_softmax(logits.float(), -1), F.log_softmax(teacher.float(), -1)
     return F.kl_div(ours, theirs, log_target=True, reduction="batchmean")
 
 

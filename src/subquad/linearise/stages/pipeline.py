@@ -43,9 +43,10 @@ TEACHER, SWAPPED, TRANSFERRED, HYBRID, TUNED = "teacher", "swapped", "transfer",
 class Stages:
     """The stages of one model. `run` goes through them, and returns the model with its mixers.
 
-    scores: in the order of the work. kept: layers that keep attention because replacing them costs most.
-    layer_losses: in nats, of replacing each layer alone. transfer_errors: of each layer's output, before and after the
-    transfer; a layer whose error grew goes on with the weights from before. Both are measured on training samples.
+    kept: layers that keep attention: those that are given, and those whose replacement costs most. scores: in the order
+    of the work. layer_losses: in nats, of replacing each layer alone. transfer_errors: of each layer's output, before
+    and after the transfer; a layer whose error grew goes on with the weights from before. Both are measured on training
+    samples.
     """
 
     model: nn.Module
@@ -54,21 +55,27 @@ class Stages:
     out: Path
     stop: StopRequest
     progress: Progress
-    scores: dict[str, Score] = field(default_factory=dict)
     kept: list[int] = field(default_factory=list)
+    scores: dict[str, Score] = field(default_factory=dict)
     layer_losses: dict[int, float] = field(default_factory=dict)
     transfer_errors: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         options = self.options
         self.valid: Samples = thin_out(self.data.valid, options.valid_samples)
-        self.batches: Batches = TrainingBatches(self.data.train, options.batch, options.seed)
+        self.batches: Batches = self.data.batches or TrainingBatches(self.data.train, options.batch, options.seed)
+
+    def build_layers(self) -> AttentionLayers:
+        """Builds what takes the place of attention, from the seed alone."""
+        seed_all(self.options.seed)
+        layers = self.data.layers(self.model, self.options.mixer)
+        layers.drop(self.kept)
+        return layers
 
     def run(self) -> nn.Module:
         options = self.options
         self._score(TEACHER, self.model)
-        seed_all(options.seed)
-        self.layers = layers = AttentionLayers(self.model, options.mixer)
+        self.layers = layers = self.build_layers()
         if options.keep:
             most_costly(dict.fromkeys(layers.layers, 0.0), options.keep)  # refuses a wrong number before the work
         with layers.replaced():
@@ -88,7 +95,10 @@ class Stages:
         return self.model.eval()
 
     def tokens(self) -> int:
-        """Returns how many positions the mixers and the model have learned from; images count as one."""
+        """Returns how many positions the mixers and the model have learned from; images count as one.
+
+        Batches of a run differ in size: these are as many as its first one has.
+        """
         targets = self.batches[0].targets
         return self.options.updates * (targets.numel() if targets.dim() > 1 else len(targets))
 
@@ -130,15 +140,16 @@ class Stages:
             samples = thin_out(self.data.train, CHOICE_SAMPLES)
             self.layer_losses = replacement_losses(self.model, self.layers, samples, self.options.batch, self.progress)
             write_metadata(path, {"format": FORMAT, "losses": self.layer_losses})
-        self.kept = most_costly(self.layer_losses, self.options.keep)
-        self.layers.drop(self.kept)
+        chosen = most_costly(self.layer_losses, self.options.keep)
+        self.layers.drop(chosen)
+        self.kept = sorted([*self.kept, *chosen])
 
     def prepare_tuning(self) -> tuple[nn.Module, FineTuning]:
         """Puts the mixers in, and returns what fine-tuning trains, and its gradients."""
         options = self.options
         teacher = copy_as_teacher(self.model) if options.distill and options.tune == "all" else None
         self.layers.install()
-        trained = choose_parameters(self.model, options.tune, options.rank)
+        trained = choose_parameters(self.model, options.tune, options.rank, self.layers.mixers)
         if options.distill and options.tune == "lora":
             teacher = self._teacher_in_place(trained)
         return trained, FineTuning(trained, options.distill, teacher)
