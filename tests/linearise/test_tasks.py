@@ -22,7 +22,7 @@ RECIPES = {
     "small/associative_recall": "data.options.pairs=2",
     "small/listops": "data.options:={min_length: 8, max_length: 20, depth: 2, train: 20, valid: 9, test: 9}",
     "own_text": FILES.replace("FILES", "[TEXT]"),
-    "speeches_masked": FILES.replace("FILES", "[TEXT]"),
+    "speeches_masked": FILES.replace("FILES", "[TEXT]").replace("data:={", "data:={blocks: {tokens_per_sample: 32}, "),
 }
 
 

@@ -72,8 +72,10 @@ class RunLayers(AttentionLayers):
 
     def mechanisms(self) -> list[str]:
         """Returns the mechanism of every block, whether its mixer is in place or not."""
-        chosen = [self.layers[number].replacement if number in self.layers else None for number in self.numbers]
-        return [(new or block.mixer).name for new, block in zip(chosen, self.blocks, strict=True)]  # type: ignore[union-attr]
+        return [
+            self.layers[number].mechanism if number in self.layers else block.mixer.name
+            for number, block in enumerate(self.blocks)
+        ]
 
 
 class RunLinearisation(Linearisation):

@@ -1,0 +1,76 @@
+"""How far mechanisms are from the attention of a teacher before they learn anything, layer by layer.
+
+    python -m benchmarks.linearise_errors study/images-teacher --data digits
+    python -m benchmarks.linearise_errors study/text-teacher --data WIKITEXT2/train.txt.gz
+
+The error is that of attention transfer, |mixer - attention|^2 / |attention|^2 of the layers' outputs on training
+samples, as the mean over seeds: 1 is that of a mixer that returns zeros. The last line has the largest weight of
+attention, as the mean over queries and heads: the sharper attention is, the more features its kernel takes.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from subquad.linearise.models import load_source
+from subquad.linearise.options import parse_mixer
+from subquad.linearise.stages.batches import thin_out
+from subquad.linearise.stages.data import read_data
+from subquad.linearise.stages.layers import AttentionLayers
+from subquad.linearise.stages.objective import logits_of
+from subquad.linearise.stages.transfer import AttentionTransfer
+from subquad.nn.stack import MixerChoice
+from tools.markdown import markdown_table
+
+MIXERS = (
+    *(f"performer=features={features}" for features in (16, 64, 256, 1024)),
+    *(f"performer=feature_map={name}" for name in ("relu", "fourier")),
+    *(f"local=window={window}" for window in (16, 64)),
+    "eva=window=16",
+    "identity",
+)
+SEEDS = (1, 2, 3)
+LENGTH, BATCH = 1024, 4
+
+
+def errors(model: Any, mixer: str, samples: Any) -> list[float]:
+    """Returns the error of every layer, as the mean over seeds."""
+    rows = []
+    for seed in SEEDS:
+        torch.manual_seed(seed)
+        layers = AttentionLayers(model, MixerChoice.model_validate(parse_mixer(mixer)))
+        rows.append(list(AttentionTransfer(model, layers).errors(samples, BATCH).values()))
+    return torch.tensor(rows).mean(0).tolist()
+
+
+def largest_weights(folder: Path, batch: Any) -> list[float]:
+    """Returns the largest weight of attention of every layer, as the mean over samples, heads and queries."""
+    model: Any = load_source(folder).model.eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = model(**batch.inputs, output_attentions=True).attentions
+    return [float(weights.amax(-1).mean()) for weights in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("teacher", type=Path, help="the folder of a model of transformers")
+    parser.add_argument("--data", required=True, help="what it was trained on")
+    parser.add_argument("--samples", type=int, default=8, help="how many (default: %(default)s)")
+    options = parser.parse_args()
+    source = load_source(options.teacher)
+    model: Any = source.model.eval()
+    tools = {"tokenizer": source.tokenizer, "processor": source.processor}
+    samples = thin_out(read_data(model, [options.data], length=LENGTH, **tools).train, options.samples)
+    batch = samples.batch(range(len(samples)), 0)
+    with torch.no_grad():
+        logits_of(model, batch)  # refuses wrong data before the work
+    rows = [[mixer, *(f"{error:.3f}" for error in errors(model, mixer, samples))] for mixer in MIXERS]
+    rows.append(["largest weight of attention", *(f"{weight:.3f}" for weight in largest_weights(options.teacher, batch))])
+    print(markdown_table(["", *(f"layer {number}" for number in range(len(rows[0]) - 1))], rows))
+
+
+if __name__ == "__main__":
+    main()
