@@ -68,7 +68,8 @@ def main() -> None:
     with torch.no_grad():
         logits_of(model, batch)  # refuses wrong data before the work
     rows = [[mixer, *(f"{error:.3f}" for error in errors(model, mixer, samples))] for mixer in MIXERS]
-    rows.append(["largest weight of attention", *(f"{weight:.3f}" for weight in largest_weights(options.teacher, batch))])
+    weights = largest_weights(options.teacher, batch)
+    rows.append(["largest weight of attention", *(f"{weight:.3f}" for weight in weights)])
     print(markdown_table(["", *(f"layer {number}" for number in range(len(rows[0]) - 1))], rows))
 
 

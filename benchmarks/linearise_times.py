@@ -81,7 +81,7 @@ def _pairs(rows: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, A
     """The rows of attention, each with that of the mixers at the same place."""
     places: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        places.setdefault((row["mixer"], row.get("length", row.get("position"))), {})[row["variant"]] = row
+        places.setdefault((row["mixer"], row["length" if "length" in row else "position"]), {})[row["variant"]] = row
     return [(both[BEFORE], both[AFTER]) for both in places.values()]
 
 

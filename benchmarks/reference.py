@@ -1,4 +1,4 @@
-"""The reference study: which mechanism, at which length? Its rows are comparisons; their results are kept in docs/results.
+"""The reference study: which mechanism, at which length? Its rows are comparisons, kept in docs/results.
 
     python -m benchmarks.reference plan --write-docs docs/results.md      the rows, and about how long each takes
     python -m benchmarks.reference run recall-128 --out runs/reference    a row; the same command goes on with it
@@ -7,8 +7,8 @@
 
 A row is one `subquad compare`, which `run` starts and whose result.json it keeps as docs/results/ROW.json, and its page
 as docs/results/ROW.html. Trainings may share the machine with other work; costs are measured on one that does nothing
-else. `run` without --no-costs measures them beside trainings that are there already. Data sets that are not generated are
-read from the folder data/.
+else. `run` without --no-costs measures them beside trainings that are there already. Data sets that are not generated
+are read from the folder data/.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def page_parts(results: Mapping[Row, Result]) -> dict[str, str]:
     tables = study_tables(parts)
     return {
         "map": as_markdown(decision_map(parts)),
-        **{name: as_markdown(table) for name, table in zip(("quality", "speed", "memory"), tables.values(), strict=True)},
+        **dict(zip(("quality", "speed", "memory"), map(as_markdown, tables.values()), strict=True)),
         "rows": "\n".join(describe(row, result) for row, result in results.items()),
     }
 

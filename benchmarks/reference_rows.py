@@ -42,8 +42,8 @@ RECALL = (
     "length (Arora et al. 2023, figure 2); its models see 8,192 symbols and more samples."
 )
 LISTOPS = (
-    "Long Range Arena has softmax attention at 36.4 %, Linformer at 35.7, Performer at 18.0 and local attention at 15.8 "
-    "(Tay et al. 2020, table 1), for 500 to 2,000 symbols and larger models."
+    "Long Range Arena has softmax attention at 36.4 %, Linformer at 35.7, Performer at 18.0 and local attention at 15.8"
+    " (Tay et al. 2020, table 1), for 500 to 2,000 symbols and larger models."
 )
 
 ROWS = (

@@ -14,7 +14,7 @@ from tools.markdown import fill_between
 def test_a_row_can_be_computed(row: Row) -> None:
     mixers = [label for value in row.mixers for label in ([value] if "*" in value else value.split(","))]
     planned = plan_mechanisms(read_recipe(row.recipe, row.changes), mixers, seeds=row.seeds, match="none")
-    assert [one.variant.label for one in planned][0] == "softmax"
+    assert planned[0].variant.label == "softmax"
     assert {len(one.seeds) for one in planned} == {row.seeds}
 
 

@@ -1,6 +1,7 @@
 """What an update of every task makes the CPU wait for, and what the optimiser launches, on the emulated GPU."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,11 @@ def check_losses_of_rows_wait_for_all_of_them_together(head: str, waits: int) ->
     features, target = torch.randn(3, 5, 4), torch.tensor([[2, 3, 4, 1, 1], [5, 6, 7, 8, 1], [9, 2, 10, 2, 3]])
     adaptive = HeadConfig(cutoffs=(5,), tied=False)
     model = WordHead(4, 11) if head == "words" else AdaptiveHead(4, 11, adaptive, None)
-    where = [slice(0, 2), slice(2, 5)], [(0, 0), (0, 1), (1, 0)]
-    expected = losses_by_row(model, features, target), losses_by_position(model, features, target, *where)
+    by_position = partial(losses_by_position, buckets=[slice(0, 2), slice(2, 5)], rows=[(0, 0), (0, 1), (1, 0)])
+    expected = losses_by_row(model, features, target), by_position(model, features, target)
     model, features, target = model.to("cuda"), features.to("cuda"), target.to("cuda")
     found = []
-    for losses in (losses_by_row, lambda *given: losses_by_position(*given, *where)):
+    for losses in (losses_by_row, by_position):
         with counted() as counts, torch.inference_mode():
             found.append(losses(model, features, target))
         assert counts.synchronisations == waits, counts.report()
