@@ -35,7 +35,7 @@ def test_a_result_is_shown() -> None:
     parts = page_parts({row: result})
     assert "| translation, long | eva |" in parts["map"]
     assert "30.10 (within" in parts["quality"]
-    assert "| 2.00" in parts["speed"]
+    assert "| eva | 2.0× |" in parts["speed"]
     assert parts["rows"].startswith("### Translation, long\n\nUse eva here")
     assert "subquad compare phrases --mixers softmax,eva --tune 5 --seeds 3" in parts["rows"]
     assert "In papers: a paper has 31." in parts["rows"]

@@ -67,6 +67,7 @@ SCRIPTS = {
     "subquad.examples.swap_vit": ["--epochs", "1", "--tune-epochs", "1"],
     "benchmarks.tables": ["--quick", "--threads", "1"],
     "benchmarks.peer": ["--quick", "--threads", "1"],
+    "benchmarks.reference": [],
 }
 TORTURE = ["--quick", "--kills", "1"]
 NOT_OURS = {"lm_eval"}

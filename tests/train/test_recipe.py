@@ -265,6 +265,7 @@ def test_the_originals_name_of_a_pyramid_is_accepted() -> None:
         ("small/phrases", "model.preset=translation_smal", "did you mean 'translation_small'"),
         ("small/phrases", "model.decoder.mixer=lara", "causal"),
         ("small/phrases", "task=language-model", "trains models of kind language-model, not encoder-decoder"),
+        ("small/recall_128", "model.kind=[]", "trains models of kind language-model, not []"),
         ("small/phrases", "task=translating", "task: "),
         ("small/phrases", "data={folder: x, fairseq: y}", "give one of embedded, folder, splits and fairseq"),
         ("small/phrases", "data.repeated=3", "data.repeated has no meaning for task translation"),

@@ -161,7 +161,7 @@ class Recipe(Options):
         name = given.pop("preset", None)
         base = preset(name, given) if name is not None else given
         kind = base.get("kind")
-        ignored = MODELS[kind].Config.ignored_data_options if kind in MODELS else frozenset()
+        ignored = MODELS[kind].Config.ignored_data_options if isinstance(kind, str) and kind in MODELS else frozenset()
         return merge_options(base, {key: value for key, value in data_dependent.items() if key not in ignored})
 
 
