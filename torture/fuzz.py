@@ -48,8 +48,5 @@ def fuzzing(folder: Path, factor: int) -> Iterator[Result]:
         yield outcome("fuzz", labels, {"tests": len(cases)}, wrong)
 
 
-BAD = ("failure", "error")
-
-
 def _limited() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))

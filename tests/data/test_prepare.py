@@ -19,6 +19,7 @@ from subquad.data.text.sources import TextSource
 from subquad.data.text.stats import text_stats
 from subquad.data.text.store import PreparedText, open_prepared
 from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
+from subquad.files import write_metadata
 from tests.data.test_sources import ENGLISH, GERMAN, write
 
 
@@ -141,6 +142,10 @@ def test_only_what_changed_is_done_again(tmp_path: Path, files) -> None:
     (out / "valid.source.json").write_text(text.replace('"sentences": 1', '"sentences": 2'))
     with pytest.raises(ValueError, match=r"valid\.source\.json is damaged: its content and its checksum differ"):
         open_prepared(out).store("valid", "source")
+    described = json.loads((out / "data.json").read_text())
+    write_metadata(out / "data.json", {**described, "splits": {"train": {"read": None, "samples": 3, "skipped": {}}}})
+    with pytest.raises(ValueError, match=r"data\.json is damaged: the counts of train are not numbers"):
+        open_prepared(out)
     (out / "data.json").write_text("{")
     assert set(changes(max_length=50, tokenizer={"kind": "bytes"}).values()) == {"new"}
 

@@ -275,7 +275,13 @@ class PreparedText:
 def open_prepared(folder: str | Path) -> PreparedText:
     """Opens a folder that `prepare_text` wrote."""
     folder = Path(folder)
-    description = read_metadata(folder / DESCRIPTION, DESCRIPTION_FORMAT, "prepared data", ENTRIES)
+    path = folder / DESCRIPTION
+    description = read_metadata(path, DESCRIPTION_FORMAT, "prepared data", ENTRIES)
+    with wrap_corrupt_data_errors(str(path)):
+        for name, split in description["splits"].items():
+            counts = [split["read"], split["samples"], *split["skipped"].values()]
+            if any(type(count) is not int for count in counts):
+                raise ValueError(f"{path} is damaged: the counts of {name} are not numbers")
     return PreparedText(folder, description)
 
 
