@@ -19,7 +19,7 @@ from subquad.data.text.sources import TextSource
 from subquad.data.text.stats import text_stats
 from subquad.data.text.store import PreparedText, open_prepared
 from subquad.data.tokenizers import TokenizerConfig, build_tokenizer
-from subquad.files import write_metadata
+from subquad.files import CHECKSUM, write_metadata
 from tests.data.test_sources import ENGLISH, GERMAN, write
 
 
@@ -143,6 +143,7 @@ def test_only_what_changed_is_done_again(tmp_path: Path, files) -> None:
     with pytest.raises(ValueError, match=r"valid\.source\.json is damaged: its content and its checksum differ"):
         open_prepared(out).store("valid", "source")
     described = json.loads((out / "data.json").read_text())
+    del described[CHECKSUM]
     write_metadata(out / "data.json", {**described, "splits": {"train": {"read": None, "samples": 3, "skipped": {}}}})
     with pytest.raises(ValueError, match=r"data\.json is damaged: the counts of train are not numbers"):
         open_prepared(out)
