@@ -1,6 +1,7 @@
 """Optional packages: a missing one is named with the extra that brings it, and every extra that is named exists."""
 
 import ast
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -40,6 +41,21 @@ def test_packages_are_tried_in_another_process(tmp_path: Path, monkeypatch: pyte
     assert found["halfbuilt"] == "RuntimeError: operator x::y does not exist"
     assert found["deadly"] == "it ends the process (exit code 3)"
     assert not {"halfbuilt", "deadly"} & sys.modules.keys()
+
+
+@pytest.mark.usefixtures("preloaded_programs")
+def test_transformers_works_beside_a_torchvision_that_does_not_load(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="pip install 'subquad[hf]'")
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision/__init__.py").write_text("raise RuntimeError('compiled for another CUDA')")
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
+        "from subquad.packages import require_transformers\n"
+        "print(require_transformers('this test').LlamaConfig(vocab_size=7).vocab_size)\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert done.stdout == "7\n", done.stderr
 
 
 def test_what_is_installed_and_works_is_not_broken() -> None:

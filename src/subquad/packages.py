@@ -70,6 +70,16 @@ def require_torchvision() -> Any:
         raise ValueError(f"torchvision does not fit torch {torch.__version__}: {error}") from None
 
 
+def require_transformers(purpose: str) -> Any:
+    """Imports transformers, which imports a torchvision that is there: one that cannot load is hidden from it."""
+    if importlib.util.find_spec("torchvision") is not None:
+        try:
+            require_torchvision()
+        except (ValueError, RuntimeError):
+            sys.modules["torchvision"] = None  # type: ignore[assignment]  # as if it were not installed
+    return require("transformers", purpose, "hf")
+
+
 def _missing(package: str, purpose: str, extra: str | None, broken: str = "") -> str:
     install = package if extra is None else f"'subquad[{extra}]'"
     return f"{purpose} needs the package {package}{broken}: pip install {install}"

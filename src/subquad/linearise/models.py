@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from subquad.linearise.stages.data import BYTES, kind_of
-from subquad.packages import require, require_torchvision
+from subquad.packages import require_transformers
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def load_source(given: str | Path | nn.Module, tokenizer: Any = None, processor:
         if isinstance(tokenizer, str) and tokenizer != BYTES:
             tokenizer = _auto("AutoTokenizer", tokenizer)
         return Source(given, type(given).__name__, tokenizer, processor)
-    transformers = _transformers()
+    transformers = require_transformers("linearising a model of Hugging Face")
     place = str(given)
     try:
         config = transformers.AutoConfig.from_pretrained(place)
@@ -49,16 +49,10 @@ def load_source(given: str | Path | nn.Module, tokenizer: Any = None, processor:
     return Source(model, place, tokenizer or _auto("AutoTokenizer", place) or BYTES, None)
 
 
-def _transformers() -> Any:
-    transformers = require("transformers", "linearising a model of Hugging Face", "hf")
-    require_torchvision()  # transformers imports it, also where it was built for another torch
-    return transformers
-
-
 def _auto(kind: str, place: str) -> Any:
     """What a folder has of this kind; None if it has nothing."""
     try:
-        return getattr(_transformers(), kind).from_pretrained(place)
+        return getattr(require_transformers("its tokenizer or image processor"), kind).from_pretrained(place)
     except (OSError, ValueError, KeyError):
         return None
 

@@ -9,13 +9,9 @@ Without the import, `from_pretrained("exported", trust_remote_code=True)` finds 
 transformers, which `pip install 'subquad[hf]'` installs.
 """
 
-import importlib.util
+from subquad.packages import require_transformers
 
-from subquad.packages import require, require_torchvision
-
-require("transformers", "a model in Hugging Face's format", "hf")
-if importlib.util.find_spec("torchvision") is not None:
-    require_torchvision()  # transformers imports it too, and would fail if its compiled part does not load
+require_transformers("a model in Hugging Face's format")
 
 from transformers import (  # noqa: E402
     AutoConfig,

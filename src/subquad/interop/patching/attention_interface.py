@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.interop.patching.host import mask_to_padding, require_transformers
+from subquad.interop.patching.host import mask_to_padding
 from subquad.kernels import tracing
 from subquad.mixers import mixer_class
 from subquad.mixers.attention import AttentionMixer
+from subquad.packages import require_transformers
 
 PREFIX = "subquad_"
 DEFAULTS: dict[str, dict[str, Any]] = {

@@ -1,6 +1,5 @@
 """The description of an attention layer of another library's model, and the module that replaces it."""
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from subquad.kernels import tracing
 from subquad.mixers import Mixer
-from subquad.packages import require, require_torchvision
 
 ATTENTION_NAME = "subquad_swap"
 """What transformers calls the attention of swapped layers."""
@@ -66,13 +64,6 @@ class Host:
 
 Adapter = Callable[[nn.Module, Sequence[nn.Module]], Host]
 """Describes a layer, given also the modules that contain it, the whole model first. It may raise Refusal."""
-
-
-def require_transformers(purpose: str) -> Any:
-    """The package transformers, also beside a torchvision whose compiled part does not load."""
-    if importlib.util.find_spec("torchvision") is not None:
-        require_torchvision()
-    return require("transformers", purpose, "hf")
 
 
 def linear_tensors(name: str, layer: nn.Module, path: str) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from subquad.interop.patching.host import require_transformers
+from subquad.packages import require_transformers
 
 WHERE = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 """Options of transformers' `from_pretrained` that say where files are."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from subquad.linearise.stages.batches import Batch
 from subquad.linearise.stages.objective import distillation_loss, logits_of, task_loss
 from subquad.models import Model
-from subquad.packages import require
+from subquad.packages import require, require_transformers
 
 Tune = Literal["all", "lora", "none"]
 Teacher = Callable[[Batch], Tensor]
@@ -64,6 +64,7 @@ def choose_parameters(model: nn.Module, tune: Tune, rank: int, mixers: Sequence[
         return model.requires_grad_(True)
     model.requires_grad_(False)
     if tune == "lora":
+        require_transformers("fine-tuning with LoRA")  # which PEFT imports
         peft = require("peft", "fine-tuning with LoRA", "hf")
         model = PeftHost(model) if isinstance(model, Model) else model
         maps = linear_maps(model, mixers)
