@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 BROKEN = {
     "torchvision/__init__.py": "raise RuntimeError('operator torchvision::nms does not exist')\n",
     "torchvision-0.1.dist-info/METADATA": "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.1\n",
+    "torchvision-0.1.dist-info/RECORD": "torchvision/__init__.py,,\n",
 }
 ABSENT = {"absent.pth": "import sys; sys.modules['torchvision'] = None\n"}
 TEXT = "the red house is old\na cat sees the tree\n" * 30
@@ -241,7 +242,7 @@ def test_exported_models(user: User) -> None:
     theirs = ["-m", "lm_eval", "--model", "hf"]
     theirs += ["--model_args", "pretrained=exported,trust_remote_code=True,max_length=32"]
     rows = [user.call("python", *chosen, *words) for chosen in (ours, theirs)]
-    values = [re.findall(r"bits_per_byte\s*\|\S*\|?\s*([\d.]+)", row) for row in rows]
+    values = [re.findall(r"bits_per_byte\s*\|\W*([\d.]+)", row) for row in rows]
     assert values[0], rows[0]
     assert [float(value) for value in values[0]] == pytest.approx([float(value) for value in values[1]], rel=1e-3)
 
@@ -268,4 +269,4 @@ def test_beside_a_broken_torchvision(wheel: Path, tmp_path: Path) -> None:
     user.call(
         "subquad", "linearise", "plain", "--mixer", "local=window=4", "--data", "text.txt", "--tune", "lora", *small
     )
-    user.call("subquad", "train", "digits", "train.updates=1", "schedule.warmup_updates=1")
+    user.call("subquad", "train", "digits", "train.updates=2", "schedule.warmup_updates=1")
