@@ -14,6 +14,7 @@ from tests.kernels.memory import poisoned_memory
 
 EPS = 1e-4
 LENGTHS = [1, 2, 63, 513, 1025]
+directions = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def log_scales(y: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -56,31 +57,35 @@ def problem(time: int, batch: int = 2, padded: bool = False, dtype: torch.dtype 
     return qkv, matrix, mask
 
 
-def output_and_gradients(function: Any, inputs: tuple[Any, ...], least: float) -> list[Tensor]:
+def output_and_gradients(function: Any, inputs: tuple[Any, ...], least: float, causal: bool = False) -> list[Tensor]:
     qkv, matrix, mask = inputs
-    y = function(qkv, matrix, mask, least)
+    y = function(qkv, matrix, mask, least, causal)
     upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     return [y, *torch.autograd.grad(y, [qkv, matrix], upstream)]
 
 
+@directions
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize(("name", "tile"), [("cpu", 2**18), ("cpu", 300), ("reference", 0)])
 @pytest.mark.parametrize("time", LENGTHS)
-def test_by_definition(time: int, name: str, tile: int, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_definition(
+    time: int, name: str, tile: int, padded: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In float64, with clamps that some divisors fall below and others not; every entry is written."""
     monkeypatch.setenv("SUBQUAD_KERNELS", name)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", tile)
     inputs = problem(time, padded=padded)
     for least in (1e-2, 0.1):
         with poisoned_memory():
-            ours = output_and_gradients(fused, inputs, least)
-        for one, other in zip(ours, output_and_gradients(by_definition, inputs, least), strict=True):
+            ours = output_and_gradients(fused, inputs, least, causal)
+        for one, other in zip(ours, output_and_gradients(by_definition, inputs, least, causal), strict=True):
             assert close(one, other, 1e-12)
 
 
+@directions
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 @pytest.mark.parametrize("time", LENGTHS)
-def test_in_float32(time: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_float32(time: int, name: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against float64, at most 1e-6 of the largest value; for W, whose gradient sums over all tokens, 2e-6.
 
     The definition itself, computed in float32, is 1.4e-6 off in W's gradient at 1025 tokens.
@@ -88,37 +93,40 @@ def test_in_float32(time: int, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("SUBQUAD_KERNELS", name)
     qkv, matrix, mask = problem(time, padded=True, dtype=torch.float32)
     exact = (t.detach().double().requires_grad_() for t in (qkv, matrix))
-    ours = output_and_gradients(fused, (qkv, matrix, mask), 1e-2)
-    expected = output_and_gradients(by_definition, (*exact, mask), 1e-2)
+    ours = output_and_gradients(fused, (qkv, matrix, mask), 1e-2, causal)
+    expected = output_and_gradients(by_definition, (*exact, mask), 1e-2, causal)
     for one, other, bound in zip(ours, expected, (1e-6, 1e-6, 2e-6), strict=True):
         assert (one - other).abs().max() <= bound * max(1.0, other.abs().max().item())
 
 
-def test_many_short_rows_share_a_tile() -> None:
+@directions
+def test_many_short_rows_share_a_tile(causal: bool) -> None:
     inputs = problem(3, batch=7, padded=True)
-    ours = output_and_gradients(fused, inputs, 1e-2)
-    for one, other in zip(ours, output_and_gradients(by_definition, inputs, 1e-2), strict=True):
+    ours = output_and_gradients(fused, inputs, 1e-2, causal)
+    for one, other in zip(ours, output_and_gradients(by_definition, inputs, 1e-2, causal), strict=True):
         assert close(one, other, 1e-12)
 
 
-def test_what_is_not_needed_gets_no_gradient() -> None:
+@directions
+def test_what_is_not_needed_gets_no_gradient(causal: bool) -> None:
     qkv, matrix, _ = problem(9)
     fixed = matrix.detach()
-    (alone,) = torch.autograd.grad(fused(qkv, fixed, None, 1e-2).sum(), [qkv])
-    together, _ = torch.autograd.grad(fused(qkv, matrix, None, 1e-2).sum(), [qkv, matrix])
+    (alone,) = torch.autograd.grad(fused(qkv, fixed, None, 1e-2, causal).sum(), [qkv])
+    together, _ = torch.autograd.grad(fused(qkv, matrix, None, 1e-2, causal).sum(), [qkv, matrix])
     assert torch.equal(alone, together)
-    unused = fused(qkv, matrix, None, 1e-2)
+    unused = fused(qkv, matrix, None, 1e-2, causal)
     assert torch.autograd.grad((qkv.sum() + 0 * unused.detach().sum()), [matrix], allow_unused=True) == (None,)
     with torch.no_grad():
-        assert torch.equal(fused(qkv, matrix, None, 1e-2), unused)
+        assert torch.equal(fused(qkv, matrix, None, 1e-2, causal), unused)
 
 
-def test_absent_keys_may_hold_anything_finite() -> None:
+@directions
+def test_absent_keys_may_hold_anything_finite(causal: bool) -> None:
     """Their exponentials would overflow."""
     qkv, matrix, _ = problem(6, dtype=torch.float32)
     mask = (torch.arange(6) < 4).expand(2, -1)
     wild = torch.where(mask[:, :, None, None, None], qkv, 30.0).detach().requires_grad_()
-    y, d_qkv, d_matrix = output_and_gradients(fused, (wild, matrix, mask), 1e-2)
+    y, d_qkv, d_matrix = output_and_gradients(fused, (wild, matrix, mask), 1e-2, causal)
     assert y.isfinite().all()
     assert d_qkv.isfinite().all()
     assert d_matrix.isfinite().all()
@@ -132,6 +140,8 @@ def test_opcheck() -> None:
         torch.library.opcheck(torch.ops.subquad.feature_scores, (qkv.detach(), matrix.detach()))
         shift = -c - log_scales(y, mask, causal=False)
         torch.library.opcheck(torch.ops.subquad.feature_attention, (qkv, matrix, y, shift, mask, EPS, 1e-2, True))
+        given = qkv, matrix, y, c, log_scale, mask, EPS, 1e-2, True
+        torch.library.opcheck(torch.ops.subquad.causal_feature_attention, given)
         assert torch.equal(log_scale, y.amax(-1))
 
 

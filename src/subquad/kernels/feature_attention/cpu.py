@@ -2,7 +2,7 @@
 
 The constant eps is added to sums, never to all features. Threads take sequences or heads; within one, work goes by
 tiles, some positions of its heads, read from the projections and written to their gradient in place. Training keeps the
-features phi: to compute the exponentials again takes longer.
+features phi: to compute the exponentials again takes longer. The causal form is in `cpu_causal.py`.
 """
 
 import math
@@ -12,74 +12,26 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import tracing
-from subquad.kernels.feature_attention import Constant, FeatureScores, reference
+from subquad.kernels.feature_attention import Constant, reference
+from subquad.kernels.feature_attention.cpu_causal import causal_attention
+from subquad.kernels.feature_attention.cpu_scores import Inputs, exponentials, feature_scores, feature_tiles, parts_of
 from subquad.kernels.parallel import parallel_map
-from subquad.kernels.tiles import Part, Tile, parts_by_thread, tiles_of
+from subquad.kernels.tiles import Part
 
 DTYPES = (torch.float32, torch.float64)
-
-
-def feature_scores(qkv: Tensor, matrix: Tensor) -> FeatureScores:
-    """y, c and the largest y. No gradient flows through these scores: the attention's goes to qkv and W at once."""
-    return FeatureScores(*torch.ops.subquad.feature_scores(qkv.detach(), matrix.detach()))
 
 
 def feature_attention(
     qkv: Tensor, matrix: Tensor, mask: Tensor | None, eps: float, least: float, causal: bool, constant: Constant
 ) -> Tensor:
     """y (batch, time, heads, d); see the public function."""
-    if causal:
-        return reference.feature_attention(qkv, matrix, mask, eps, least, causal, constant)
     scores = feature_scores(qkv, matrix)
-    log_scale = reference.log_scales(scores, mask, constant)
     trains = torch.is_grad_enabled() and (qkv.requires_grad or matrix.requires_grad)
+    if causal:
+        return causal_attention(qkv, matrix, scores, constant(scores.log_scale), mask, eps, least, trains)
+    log_scale = reference.log_scales(scores, mask, constant)
     shift = -scores.c - (log_scale + math.log(matrix.shape[1]) / 2)
     return torch.ops.subquad.feature_attention(qkv, matrix, scores.y, shift, mask, eps, least, trains)[0]
-
-
-# ---------------------------------------------------------------------- scores
-
-
-@torch.library.custom_op("subquad::feature_scores", mutates_args=())
-def _scores(qkv: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, time, _, heads, width = qkv.shape
-    y = qkv.new_empty(2, batch, heads, time, matrix.shape[1])
-    c, log_scale = (qkv.new_empty(2, batch, heads, time) for _ in range(2))
-    to_features = (matrix * width**-0.25).transpose(1, 2)
-
-    def score(part: Part) -> None:
-        own, own_features = part.of_tokens(qkv), to_features[part.heads]
-        for tile in _tiles(own, matrix.shape[1]):
-            for side in range(2):
-                t = tile.pack(own[:, :, side])
-                features = _per_row(own_features, t.shape[0] // own_features.shape[0])
-                tile_y = torch.bmm(t, features, out=tile.of_positions(part.of_heads(y[side])))
-                torch.amax(tile_y, -1, out=tile.of_positions(part.of_heads(log_scale[side])))
-                torch.sum(t.square(), -1, out=tile.of_positions(part.of_heads(c[side])))
-
-    list(parallel_map(score, _parts(qkv)))
-    return y, c.mul_(width**-0.5 / 2), log_scale
-
-
-def _parts(qkv: Tensor) -> list[Part]:
-    return parts_by_thread(qkv.shape[0], qkv.shape[3])
-
-
-def _tiles(x: Tensor, features: int) -> list[Tile]:
-    """Tiles of x (batch, time, ..., heads, d)."""
-    return tiles_of(x, max(x.shape[-1], features))
-
-
-def _per_row(matrix: Tensor, rows: int) -> Tensor:
-    """(heads, ...) once for each row of a tile: (rows * heads, ...)."""
-    return matrix if rows == 1 else matrix.repeat(rows, 1, 1)
-
-
-@_scores.register_fake
-def _fake_scores(qkv: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    batch, time, _, heads, _ = qkv.shape
-    y = qkv.new_empty(2, batch, heads, time, matrix.shape[1])
-    return y, qkv.new_empty(2, batch, heads, time), qkv.new_empty(2, batch, heads, time)
 
 
 # ---------------------------------------------------------------------- attention
@@ -121,7 +73,7 @@ def _forward(
         own = part.of_heads(scores[0]), part.of_heads(shift[0])
         _read_sums(own, query_phi, sums, eps, least, part.of_tokens(y), part.of_heads(below))
 
-    list(parallel_map(mix, _parts(qkv)))
+    list(parallel_map(mix, parts_of(qkv)))
     return y, kept, values, counts, below
 
 
@@ -130,8 +82,8 @@ def _read_sums(
 ) -> None:
     """Fills y (batch, time, heads, d) and the divisors. queries: their scores and shift."""
     eps_values, eps_counts = (part.sum(-2, keepdim=True).mul_(eps) for part in sums)
-    for tile in _tiles(y, queries[0].shape[-1]):
-        phi = _exponentials(*queries, tile, kept)
+    for tile in feature_tiles(y, queries[0].shape[-1]):
+        phi = exponentials(*queries, tile, kept)
         above = torch.bmm(phi, tile.of_heads(sums.values)).add_(tile.of_heads(eps_values))
         divisor = torch.bmm(phi, tile.of_heads(sums.counts)).add_(tile.of_heads(eps_counts))
         tile.of_positions(below).copy_(divisor)
@@ -146,8 +98,8 @@ def _sum_keys(
     """Adds up S and z, from zeros, and keeps phi of the keys: zeros where there is none."""
     batch, time, _, heads, width = qkv.shape
     total = qkv.new_zeros(batch, heads, 1, width)
-    for tile in _tiles(qkv, scores.shape[-1]):
-        phi, v = _exponentials(scores, shift, tile, kept), tile.pack(qkv[:, :, 2])
+    for tile in feature_tiles(qkv, scores.shape[-1]):
+        phi, v = exponentials(scores, shift, tile, kept), tile.pack(qkv[:, :, 2])
         if mask is not None:
             tile.fill_hidden(phi, mask, 0)
             v = tile.fill_hidden(v.clone(), mask, 0)  # a packed copy that was not needed is the input itself
@@ -156,12 +108,6 @@ def _sum_keys(
         tile.of_heads(total).add_(v.sum(1, keepdim=True))
     number = time if mask is None else mask.sum(1).to(qkv.dtype).view(-1, 1, 1, 1)
     sums.add_eps(total, number, eps)
-
-
-def _exponentials(scores: Tensor, shift: Tensor, tile: Tile, kept: Tensor | None) -> Tensor:
-    """phi = exp(scores + shift) of a tile: (n, t, m); in `kept`, if there is one."""
-    shifted = torch.add(tile.of_positions(scores), tile.of_positions(shift).unsqueeze(-1))
-    return torch.exp(shifted, out=shifted if kept is None else tile.of_positions(kept))
 
 
 def _allocate(qkv: Tensor, matrix: Tensor, trains: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -208,7 +154,7 @@ def _backward(
         _keys_backward(key_phi, d_sums, inputs, None if mask is None else mask[part.rows], eps)
         return inputs.d_matrix
 
-    parts = _parts(qkv)
+    parts = parts_of(qkv)
     gradients = list(parallel_map(differentiate, parts))
     d_matrix = torch.zeros_like(matrix) if learns else matrix.new_empty(0)
     if learns:
@@ -217,10 +163,10 @@ def _backward(
     return d_qkv, d_matrix
 
 
-def _keys_backward(phi: Tensor, d_sums: Sums, inputs: "Inputs", mask: Tensor | None, eps: float) -> None:
+def _keys_backward(phi: Tensor, d_sums: Sums, inputs: Inputs, mask: Tensor | None, eps: float) -> None:
     """Gradients of keys and values, which go to `inputs`."""
     eps_values = d_sums.values.sum(-2, keepdim=True).mul_(eps)
-    for tile in _tiles(inputs.qkv, phi.shape[-1]):
+    for tile in feature_tiles(inputs.qkv, phi.shape[-1]):
         key, v, d_values = tile.of_positions(phi), tile.pack(inputs.qkv[:, :, 2]), tile.of_heads(d_sums.values)
         d_phi = torch.bmm(v, d_values.transpose(1, 2)).add_(tile.of_heads(d_sums.counts).transpose(1, 2))
         inputs.add(d_phi.mul_(key), 1, tile)
@@ -231,13 +177,13 @@ def _keys_backward(phi: Tensor, d_sums: Sums, inputs: "Inputs", mask: Tensor | N
 
 
 def _queries_backward(
-    grad: Tensor, y: Tensor, phi: Tensor, sums: Sums, below: Tensor, inputs: "Inputs", eps: float, least: float
+    grad: Tensor, y: Tensor, phi: Tensor, sums: Sums, below: Tensor, inputs: Inputs, eps: float, least: float
 ) -> Sums:
     """Gradients of S and z; those of queries go to `inputs`."""
     d_sums = Sums(torch.zeros_like(sums.values), torch.zeros_like(sums.counts))
     total, total_below = torch.zeros_like(sums.values[:, :, :1]), torch.zeros_like(sums.counts[:, :, :1])
     inverse, unclamped = below.clamp(min=least).reciprocal_(), below >= least
-    for tile in _tiles(y, sums.values.shape[2]):
+    for tile in feature_tiles(y, sums.values.shape[2]):
         query, out = tile.of_positions(phi), tile.view(y)
         d_above = torch.mul(
             tile.view(grad),
@@ -255,25 +201,6 @@ def _queries_backward(
         tile.of_heads(total_below).add_(d_below.sum(1, keepdim=True))
     d_sums.add_eps(total, total_below, eps)
     return d_sums
-
-
-class Inputs:
-    """Queries, keys and W of a part, with room for their gradients."""
-
-    def __init__(self, qkv: Tensor, matrix: Tensor, d_qkv: Tensor, learns: bool) -> None:
-        self.qkv, self.d_qkv, self.scale = qkv, d_qkv, matrix.shape[-1] ** -0.25
-        self.scaled = matrix * self.scale
-        self.d_matrix = torch.zeros_like(matrix) if learns else matrix.new_empty(0)
-
-    def add(self, d_y: Tensor, part: int, tile: Tile) -> None:
-        """From the gradient of y - c (n, t, m) to that of queries (part 0) or keys (1), and of W."""
-        t, target = tile.view(self.qkv[:, :, part]), tile.view(self.d_qkv[:, :, part])
-        d_c = d_y.sum(-1).mul_(self.scale**2).view(*target.shape[:3], 1)
-        d_t = torch.bmm(d_y, _per_row(self.scaled, target.shape[0]))
-        torch.addcmul(d_t.view(target.shape), t, d_c, value=-1, out=target)
-        if self.d_matrix.numel():
-            by_row = torch.bmm(d_y.transpose(1, 2), tile.pack(self.qkv[:, :, part]))
-            self.d_matrix.add_(by_row.view(-1, *self.scaled.shape).sum(0), alpha=self.scale)
 
 
 # ---------------------------------------------------------------------- for torch.compile and autograd
