@@ -78,7 +78,7 @@ class SpeechesOptions(Options):
     held_out: int | None = Field(None, ge=1, description="The most lines of valid and of test; all by default.")
 
 
-def load(name: str, **options: Any) -> BuiltinSet:
+def load(name: str, /, **options: Any) -> BuiltinSet:
     """Returns a built-in set by name. Unknown names and options, and missing packages, raise a ValueError."""
     if name not in SETS:
         raise ValueError(f"there is no built-in data set {name!r}{nearest(name, SETS)} There are: {', '.join(SETS)}.")
