@@ -61,7 +61,14 @@ ROWS = (
         ),
         published=RECALL,
     ),
-    Row("pixels-256", "pixels of digits, 256", "digits_pixels", (",".join(BIDIRECTIONAL),)),
+    Row(
+        "pixels-256",
+        "pixels of digits, 256",
+        "digits_pixels",
+        (",".join((*CAUSAL, "lara", "linformer")),),
+        changes=("train.updates=700",),
+        settings=("local.window=16",),
+    ),
     Row(
         "listops-500",
         "ListOps, up to 500",

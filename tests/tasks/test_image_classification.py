@@ -220,6 +220,13 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
 
 
+@pytest.mark.parametrize("size", [8, 16])
+def test_the_size_of_digits_is_known_before_they_are_read(size: int) -> None:
+    """Plans and advice would count with the preset's images otherwise, which are larger."""
+    data = Recipe.parse("recipe", recipe_data({"embedded": "digits", "options": {"size": size}})).data
+    assert ImageClassificationTask.expected_model_config(data) == {"image_size": size, "channels": 1}
+
+
 @pytest.mark.parametrize("size", [16, 32])
 def test_enlarged_digits_are_read_pixel_by_pixel(size: int, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the embedded digits need the demo extra")

@@ -268,8 +268,11 @@ class ImageClassificationTask(ClassificationTask):
 
     @classmethod
     def expected_model_config(cls, data: ImageData) -> dict[str, Any]:
-        augment, classes = data.augment, data.count_classes()
-        expected = {} if augment is None else {"image_size": augment.size, "channels": len(augment.mean)}
+        augment, classes, expected = data.augment, data.count_classes(), dict[str, Any]()
+        if augment is not None:
+            expected = {"image_size": augment.size, "channels": len(augment.mean)}
+        elif data.embedded == "digits":
+            expected = {"image_size": DigitsOptions.parse("digits", data.options).size, "channels": 1}
         return expected if classes is None else {**expected, "num_classes": classes}
 
     @classmethod
