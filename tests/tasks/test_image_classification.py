@@ -16,7 +16,7 @@ from subquad.data.images.inputs import Standardize
 from subquad.data.images.mixup import MixingOptions
 from subquad.data.images.transforms import AugmentOptions
 from subquad.models import build_from_config, build_model
-from subquad.tasks.image_classification import ImageClassificationTask
+from subquad.tasks.image_classification import ImageClassificationTask, ImageData
 from subquad.train.checkpoint import latest, load_checkpoint
 from subquad.train.recipe import Recipe
 from subquad.train.run import build_task
@@ -224,6 +224,7 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one(tmp_path: Path) -> None:
 def test_the_size_of_digits_is_known_before_they_are_read(size: int) -> None:
     """Plans and advice would count with the preset's images otherwise, which are larger."""
     data = Recipe.parse("recipe", recipe_data({"embedded": "digits", "options": {"size": size}})).data
+    assert isinstance(data, ImageData)
     assert ImageClassificationTask.expected_model_config(data) == {"image_size": size, "channels": 1}
 
 
