@@ -69,3 +69,18 @@ def test_columns_of_a_larger_tensor() -> None:
     values = torch.randn(6, 200)[::2, 10:150]
     torch.testing.assert_close(log_sum_exp(values), values.logsumexp(-1))
     assert torch.equal(largest(values, 4)[0], values.topk(4, -1).values)
+
+
+@pytest.mark.parametrize("size", [9, 70, 200])
+@pytest.mark.parametrize("share", [1, 2])
+def test_rows_that_are_no_numbers_stay_within_themselves(size: int, share: int) -> None:
+    """A row of a diverged model has nothing to choose from: its places are its own, not those of what lies behind."""
+    values = torch.full((2, size), -math.inf)
+    values[0] = 1.0
+    values[0, ::share] = math.nan
+    for normaliser, _, places in (
+        (log_sum_exp(values), *largest(values, 6)),
+        normalised_largest(values.clone(), 6, hidden=1),
+    ):
+        assert normaliser[0].isnan()
+        assert all(sorted(row) == sorted({*row} & {*range(size)}) for row in places.tolist())

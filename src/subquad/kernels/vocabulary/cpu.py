@@ -75,10 +75,10 @@ def _bound_of(tops, best, at, bound):  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always")
 def _fill(best, at, held, values, start):  # type: ignore[no-untyped-def]
-    """Fills the places that are not held when all that is left of a row is minus infinity."""
+    """Fills the places that are not held when all that is left of a row is minus infinity, or not a number."""
     empty = start
     while held < best.size:
-        if values[empty] == -np.inf:
+        if not values[empty] > -np.inf:
             best[held], at[held] = values[empty], empty - start
             held += 1
         empty += ONE
