@@ -3,9 +3,9 @@
     python -m benchmarks.mechanisms                          all parts, as tables
     python -m benchmarks.mechanisms --only conv --quick      one part, at toy sizes: shows that it works, nothing else
 
-Parts: conv (the two convolutions against other formulations), mechanisms (each against its own projections, and peak
-memory), originals (some against the formulations of the programs that they come from), short (against softmax attention
-at short lengths), growth (from 1,024 to 65,536 tokens).
+Parts: conv (the two convolutions against other formulations), unfolded (memory of their layers and models beside one of
+these), mechanisms (each against its own projections, and peak memory), originals (some against the formulations of the
+programs that they come from), short (against softmax attention at short lengths), growth (from 1,024 to 65,536 tokens).
 A time is printed only for a result that was checked. Times are medians of repeats that are interleaved over what is
 compared, with the same threads and an allocator that keeps freed memory (SUBQUAD_ALLOCATOR=system: the system's own).
 The exit code is 1 when a check failed; a target that is missed is reported, and is no error.
@@ -19,19 +19,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import convolutions, originals, whole
+from benchmarks import convolution_memory, convolutions, originals, whole
 from benchmarks.measured import Effort, Result, measuring_parser
 from benchmarks.plot import draw
 from benchmarks.runner import Part, read_report, run_parts, write_page
 
 PARTS: dict[str, Callable[[Effort, Callable[[str], None]], Iterator[Result]]] = {
     "conv": convolutions.run,
+    "unfolded": convolution_memory.memory,
     "mechanisms": whole.mechanisms,
     "originals": originals.originals,
     "short": whole.short,
     "growth": whole.growth,
 }
-TITLES = {**convolutions.TITLES, **whole.TITLES, **originals.TITLES}
+TITLES = {**convolutions.TITLES, **convolution_memory.TITLES, **whole.TITLES, **originals.TITLES}
 MARKER = "make bench"
 
 

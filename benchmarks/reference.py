@@ -73,14 +73,17 @@ def plan() -> dict[str, str]:
     return {"plan": plan_table(minutes)}
 
 
-def estimate_minutes(row: Row) -> float:
+def estimate_minutes(row: Row) -> float | None:
+    """None: the recipe counts epochs, and only its data tells how many updates these are."""
     recipe = read_recipe(row.recipe, row.changes)
     mixers = [label for value in row.mixers for label in ([value] if "*" in value else value.split(","))]
     planned = plan_mechanisms(recipe, mixers, seeds=row.seeds)
+    if recipe.train.updates is None and recipe.train.minutes is None:
+        return None
     return sum(estimate_time(recipe, one, row.tune).minutes for one in planned)
 
 
-def plan_table(minutes: Mapping[str, float]) -> str:
+def plan_table(minutes: Mapping[str, float | None]) -> str:
     headers = ["row", "task, tokens", "trials of tuning", "seeds", "hours, about", "result"]
     cells = [
         [
@@ -88,7 +91,7 @@ def plan_table(minutes: Mapping[str, float]) -> str:
             row.shown,
             str(row.tune),
             str(row.seeds),
-            f"{minutes[row.name] / 60:.1f}",
+            "by epochs" if (found := minutes[row.name]) is None else f"{found / 60:.1f}",
             "below" if (RESULTS / f"{row.name}.json").exists() else "not computed yet",
         ]
         for row in ROWS
