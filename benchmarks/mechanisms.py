@@ -5,7 +5,8 @@
 
 Parts: conv (the two convolutions against other formulations), unfolded (memory of their layers and models beside one of
 these), mechanisms (each against its own projections, and peak memory), originals (some against the formulations of the
-programs that they come from), short (against softmax attention at short lengths), growth (from 1,024 to 65,536 tokens).
+programs that they come from), short (against softmax attention at short lengths), growth (from 1,024 to 65,536 tokens),
+step (training steps of the Multi30k recipes as a share of the machine's peak).
 A time is printed only for a result that was checked. Times are medians of repeats that are interleaved over what is
 compared, with the same threads and an allocator that keeps freed memory (SUBQUAD_ALLOCATOR=system: the system's own).
 The exit code is 1 when a check failed; a target that is missed is reported, and is no error.
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import convolution_memory, convolutions, originals, whole
+from benchmarks import convolution_memory, convolutions, originals, training_step, whole
 from benchmarks.measured import Effort, Result, measuring_parser
 from benchmarks.plot import draw
 from benchmarks.runner import Part, read_report, run_parts, write_page
@@ -31,8 +32,15 @@ PARTS: dict[str, Callable[[Effort, Callable[[str], None]], Iterator[Result]]] = 
     "originals": originals.originals,
     "short": whole.short,
     "growth": whole.growth,
+    "step": training_step.training_step,
 }
-TITLES = {**convolutions.TITLES, **convolution_memory.TITLES, **whole.TITLES, **originals.TITLES}
+TITLES = {
+    **convolutions.TITLES,
+    **convolution_memory.TITLES,
+    **whole.TITLES,
+    **originals.TITLES,
+    **training_step.TITLES,
+}
 MARKER = "make bench"
 
 
