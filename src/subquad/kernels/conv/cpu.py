@@ -1,14 +1,17 @@
 """The convolution of this folder on the CPU, compiled by numba.
 
 Outputs are made row by row: the channels of a head stay in registers while all taps pass, so that every input is
-read from cache K times and from memory once, every output is written once, and nothing is unfolded, padded or packed.
-The innermost loops are
+read from cache K times and from memory once, every output is written once, and nothing is unfolded. The innermost loops
+are
 
     weighted_sums    y[0 : width]  = sum_j taps[j] * x_j[0 : width]          forward and input gradient
     dot_products     out[j]       += sum_c grad[c] * x_j[c]                  tap gradient        x_j: row j of a window
 
-Many taps are limited by loads from the second cache, and then two neighbouring rows, which share all inputs but two,
-are made at once. With few taps reading one row after the other is what memory serves fastest.
+With many taps, or heads of few channels, the rows that a segment of outputs reads are first copied side by side, some
+channels of a head at a time. Where they lie, rows are some power of two of bytes apart, and a cache keeps only a few
+lines of such addresses: with 1,024 channels eight of the 31 rows of a window. Of the copy two to eight neighbouring
+rows, which share most of their inputs, are made at once. With few taps reading one row after the other is what memory
+serves fastest.
 
 torch's softmax costs a fixed time per row, which for 3 to 31 taps is more than the convolution itself. Here the rows'
 largest entries and sums are scalar loops, and the exponentials between them run over many rows at once, as vectors.
@@ -18,6 +21,8 @@ Results do not depend on the number of threads: rows belong to fixed segments, w
 
 from collections.abc import Sequence
 
+import numba
+import numpy as np
 import torch
 from numba import prange
 from torch import Tensor
@@ -31,15 +36,15 @@ from subquad.kernels.numba_tools import why_unavailable as why_unavailable
 SEGMENT = 64
 """Rows of one task of a thread."""
 PAIRED = 16
-"""Taps from which on two rows are made at once."""
+"""Taps from which on several rows are made at once."""
 STREAMED_BYTES = 1 << 24
 """Outputs above this size leave the caches anyway: writing around them saves reading what is overwritten."""
 
-# Eight registers of eight float32 for sums leave room for what is multiplied: 1 x 64 or 2 x 32 outputs, 8 products.
-_sum_64, _sum_32, _sum_8, _sum_1 = (weighted_sums(1, width) for width in (64, 32, 8, 1))
-_sums_32, _sums_8, _sums_1 = (weighted_sums(2, width) for width in (32, 8, 1))
-_dots_64, _dots_32, _dots_8, _dots_1 = (dot_products(width, 1) for width in (64, 32, 8, 1))
-_dots_64_by_8, _dots_32_by_8 = (dot_products(width, 8) for width in (64, 32))
+# Eight registers of eight float32 for sums leave room for what is multiplied.
+_sum_64, _sum_32, _sum_16, _sum_8, _sum_1 = (weighted_sums(1, width) for width in (64, 32, 16, 8, 1))
+_sums_32, _sums_16, _sums_8 = (weighted_sums(64 // width, width) for width in (32, 16, 8))
+_dots_64, _dots_32, _dots_16, _dots_8, _dots_1 = (dot_products(width, 1) for width in (64, 32, 16, 8, 1))
+_dots_64_by_8, _dots_32_by_8, _dots_16_by_8, _dots_8_by_8 = (dot_products(width, 8) for width in (64, 32, 16, 8))
 
 # ---------------------------------------------------------------------- the loops over rows and heads
 
@@ -52,41 +57,101 @@ def _weigh_rows(y, x, taps, heads, count, before, tap_batch, tap_row, tap_first,
     step, by_row, by_tap = unsigned(channels), unsigned(tap_row), unsigned(tap_step)
     segments = (length + SEGMENT - 1) // SEGMENT
     for task in prange(batch * segments):
-        b, t = task // segments, task % segments * SEGMENT
-        last = min(t + SEGMENT, length)
-        while t < last:
+        b, start = task // segments, task % segments * SEGMENT
+        for t in range(start, min(start + SEGMENT, length)):
             k = max(0, before - t)  # the first tap that meets an input
             met = unsigned(max(0, min(count, rows + before - t) - k))
-            paired = count >= PAIRED and t + 1 < last and k == 0 and t + 1 - before + count <= rows
             for h in range(heads):
                 y_at = unsigned((b * length + t) * channels + h * width)
                 x_at = unsigned((b * rows + t - before + k) * channels + h * width)
                 tap_at = unsigned(b * tap_batch + t * tap_row + h * count + tap_first + k * tap_step)
                 end = y_at + unsigned(width)
-                if paired:
-                    while y_at + THIRTY_TWO <= end:
-                        _sums_32(y, y_at, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
-                        y_at, x_at = y_at + THIRTY_TWO, x_at + THIRTY_TWO
-                    while y_at + EIGHT <= end:
-                        _sums_8(y, y_at, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
-                        y_at, x_at = y_at + EIGHT, x_at + EIGHT
-                    while y_at < end:
-                        _sums_1(y, y_at, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
-                        y_at, x_at = y_at + ONE, x_at + ONE
-                else:
-                    while y_at + SIXTY_FOUR <= end:
-                        _sum_64(y, y_at, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
-                        y_at, x_at = y_at + SIXTY_FOUR, x_at + SIXTY_FOUR
-                    while y_at + THIRTY_TWO <= end:
-                        _sum_32(y, y_at, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
-                        y_at, x_at = y_at + THIRTY_TWO, x_at + THIRTY_TWO
-                    while y_at + EIGHT <= end:
-                        _sum_8(y, y_at, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
-                        y_at, x_at = y_at + EIGHT, x_at + EIGHT
-                    while y_at < end:
-                        _sum_1(y, y_at, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
-                        y_at, x_at = y_at + ONE, x_at + ONE
-            t += 2 if paired else 1
+                while y_at + SIXTY_FOUR <= end:
+                    _sum_64(y, y_at, step, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
+                    y_at, x_at = y_at + SIXTY_FOUR, x_at + SIXTY_FOUR
+                while y_at + THIRTY_TWO <= end:
+                    _sum_32(y, y_at, step, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
+                    y_at, x_at = y_at + THIRTY_TWO, x_at + THIRTY_TWO
+                while y_at + EIGHT <= end:
+                    _sum_8(y, y_at, step, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
+                    y_at, x_at = y_at + EIGHT, x_at + EIGHT
+                while y_at < end:
+                    _sum_1(y, y_at, step, x, x_at, step, taps, tap_at, by_row, by_tap, met, streamed)
+                    y_at, x_at = y_at + ONE, x_at + ONE
+        if streamed:
+            fence()  # type: ignore[call-arg]
+
+
+@numba.njit(inline="always")
+def _block_width(left):  # type: ignore[no-untyped-def]
+    """Of so many channels that are left of a head, how many are worked on next."""
+    if left >= 32:
+        return 32
+    if left >= 16:
+        return 16
+    return 8 if left >= 8 else 1
+
+
+@numba.njit(inline="always")
+def _copy_window(block, x, b, start, rows, first, width):  # type: ignore[no-untyped-def]
+    """block[r width + c] = x[b, start + r, first + c], zero where x has no row."""
+    for r in range(rows):
+        s = start + r
+        if 0 <= s < x.shape[1]:
+            for c in range(width):
+                block[r * width + c] = x[b, s, first + c]
+        else:
+            for c in range(width):
+                block[r * width + c] = 0
+
+
+@compiled
+def _weigh_blocks(y, x, taps, heads, count, before, tap_batch, tap_row, tap_first, tap_step, streamed, beyond):  # type: ignore[no-untyped-def]
+    """`_weigh_rows` of several rows at once, by blocks of channels that are copied side by side.
+
+    beyond: whether there are taps for the rows that x does not have.
+    """
+    batch, length, channels = y.shape
+    rows, width = x.shape[1], channels // heads
+    step, by_row, by_tap, met = unsigned(channels), unsigned(tap_row), unsigned(tap_step), unsigned(count)
+    segments = (length + SEGMENT - 1) // SEGMENT
+    for task in prange(batch * segments):
+        b, start = task // segments, task % segments * SEGMENT
+        last = min(start + SEGMENT, length)
+        block = np.empty((SEGMENT + count) * 32, x.dtype)
+        for h in range(heads):
+            first = h * width
+            while first < (h + 1) * width:
+                wide = _block_width((h + 1) * width - first)
+                _copy_window(block, x, b, start - before, last - start + count - 1, first, wide)
+                together, x_step, t = 64 // wide, unsigned(wide), start
+                while t < last:
+                    y_at = unsigned((b * length + t) * channels + first)
+                    x_at = unsigned((t - start) * wide)
+                    tap_at = unsigned(b * tap_batch + t * tap_row + h * count + tap_first)
+                    inside = beyond or (t >= before and t + together - 1 - before + count <= rows)
+                    if inside and wide > 1 and together <= count and t + together <= last:
+                        if wide == 32:
+                            _sums_32(y, y_at, step, block, x_at, x_step, taps, tap_at, by_row, by_tap, met, streamed)
+                        elif wide == 16:
+                            _sums_16(y, y_at, step, block, x_at, x_step, taps, tap_at, by_row, by_tap, met, streamed)
+                        else:
+                            _sums_8(y, y_at, step, block, x_at, x_step, taps, tap_at, by_row, by_tap, met, streamed)
+                        t += together
+                        continue
+                    k = max(0, before - t)
+                    some = unsigned(max(0, min(count, rows + before - t) - k))
+                    x_at, tap_at = x_at + unsigned(k * wide), tap_at + unsigned(k * tap_step)
+                    if wide == 32:
+                        _sum_32(y, y_at, step, block, x_at, x_step, taps, tap_at, by_row, by_tap, some, streamed)
+                    elif wide == 16:
+                        _sum_16(y, y_at, step, block, x_at, x_step, taps, tap_at, by_row, by_tap, some, streamed)
+                    elif wide == 8:
+                        _sum_8(y, y_at, step, block, x_at, x_step, taps, tap_at, by_row, by_tap, some, streamed)
+                    else:
+                        _sum_1(y, y_at, step, block, x_at, x_step, taps, tap_at, by_row, by_tap, some, streamed)
+                    t += 1
+                first += wide
         if streamed:
             fence()  # type: ignore[call-arg]
 
@@ -96,35 +161,42 @@ def _multiply_rows(out, grad, x, heads, count, before, out_task, out_row):  # ty
     """out[task out_task + (b length + t) out_row + h count + k] += sum_c grad[b, t, c] x[b, t - before + k, c]."""
     batch, length, channels = grad.shape
     rows, width = x.shape[1], channels // heads
-    step = unsigned(channels)
     segments = (length + SEGMENT - 1) // SEGMENT
     for task in prange(batch * segments):
         b, start = task // segments, task % segments * SEGMENT
-        for t in range(start, min(start + SEGMENT, length)):
-            k = max(0, before - t)
-            met = unsigned(max(0, min(count, rows + before - t) - k))
-            eights = met // EIGHT
-            done = eights * EIGHT
-            rest, skipped = met - done, done * step
-            for h in range(heads):
-                at = unsigned(task * out_task + (b * length + t) * out_row + h * count + k)
-                x_at = unsigned((b * rows + t - before + k) * channels + h * width)
-                grad_at = unsigned((b * length + t) * channels + h * width)
-                end = grad_at + unsigned(width)
-                while grad_at + SIXTY_FOUR <= end:
-                    _dots_64_by_8(out, at, grad, grad_at, x, x_at, step, eights)
-                    _dots_64(out, at + done, grad, grad_at, x, x_at + skipped, step, rest)
-                    grad_at, x_at = grad_at + SIXTY_FOUR, x_at + SIXTY_FOUR
-                while grad_at + THIRTY_TWO <= end:
-                    _dots_32_by_8(out, at, grad, grad_at, x, x_at, step, eights)
-                    _dots_32(out, at + done, grad, grad_at, x, x_at + skipped, step, rest)
-                    grad_at, x_at = grad_at + THIRTY_TWO, x_at + THIRTY_TWO
-                while grad_at + EIGHT <= end:
-                    _dots_8(out, at, grad, grad_at, x, x_at, step, met)
-                    grad_at, x_at = grad_at + EIGHT, x_at + EIGHT
-                while grad_at < end:
-                    _dots_1(out, at, grad, grad_at, x, x_at, step, met)
-                    grad_at, x_at = grad_at + ONE, x_at + ONE
+        last = min(start + SEGMENT, length)
+        block = np.empty((SEGMENT + count) * 64, x.dtype)
+        for h in range(heads):
+            first = h * width
+            while first < (h + 1) * width:
+                left = (h + 1) * width - first
+                wide = 64 if left >= 64 else _block_width(left)
+                _copy_window(block, x, b, start - before, last - start + count - 1, first, wide)
+                x_step = unsigned(wide)
+                for t in range(start, last):
+                    k = max(0, before - t)
+                    met = unsigned(max(0, min(count, rows + before - t) - k))
+                    eights = met // EIGHT if wide > 1 else unsigned(0)
+                    done = eights * EIGHT
+                    at = unsigned(task * out_task + (b * length + t) * out_row + h * count + k)
+                    x_at = unsigned((t - start + k) * wide)
+                    grad_at = unsigned((b * length + t) * channels + first)
+                    rest_at, rest = x_at + done * x_step, met - done
+                    if wide == 64:
+                        _dots_64_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_64(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                    elif wide == 32:
+                        _dots_32_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_32(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                    elif wide == 16:
+                        _dots_16_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_16(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                    elif wide == 8:
+                        _dots_8_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_8(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                    else:
+                        _dots_1(out, at, grad, grad_at, block, x_at, x_step, rest)
+                first += wide
 
 
 # ---------------------------------------------------------------------- softmax over short rows
@@ -215,7 +287,12 @@ def _weighted_rows(x: Tensor, taps: Tensor, before: int, length: int, tap_addres
     y = torch.empty(batch, length, channels, dtype=x.dtype)
     aligned = y.data_ptr() % ALIGNMENT == 0 and channels // heads * y.element_size() % ALIGNMENT == 0
     streamed = aligned and y.nbytes > STREAMED_BYTES
-    run(_weigh_rows, view(y), view(x), view(taps).ravel(), heads, count, before, *tap_address, streamed)
+    given = view(y), view(x), view(taps).ravel(), heads, count, before, *tap_address, streamed
+    if count >= PAIRED or channels // heads < 32:
+        _, tap_row, _, tap_step = tap_address
+        run(_weigh_blocks, *given, tap_row == 0 or tap_step == 1)
+    else:
+        run(_weigh_rows, *given)
     return y.to(dtype)
 
 

@@ -14,7 +14,7 @@ from subquad.kernels.llvm.vectors import fused, index_type, load, repeat, store,
 
 
 def weighted_sums(rows: int, width: int) -> Callable[..., None]:
-    """y[y_at + r step + c] = sum_j taps[tap_at + r tap_row + j tap_step] x[x_at + (r + j) step + c].
+    """y[y_at + r y_step + c] = sum_j taps[tap_at + r tap_row + j tap_step] x[x_at + (r + j) x_step + c].
 
     r < rows, c < width, j < count; count is at least rows. An input is loaded once for all the rows that it meets.
     """
@@ -24,9 +24,10 @@ def weighted_sums(rows: int, width: int) -> Callable[..., None]:
         _: Any,
         y: Any,
         y_at: Any,
+        y_step: Any,
         x: Any,
         x_at: Any,
-        step: Any,
+        x_step: Any,
         taps: Any,
         tap_at: Any,
         tap_row: Any,
@@ -35,17 +36,17 @@ def weighted_sums(rows: int, width: int) -> Callable[..., None]:
         streamed: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            y, y_at, x, x_at, step, taps, tap_at, tap_row, tap_step, count, streamed = args
-            y_type, x_type, tap_type = signature.args[0], signature.args[2], signature.args[5]
+            y, y_at, y_step, x, x_at, x_step, taps, tap_at, tap_row, tap_step, count, streamed = args
+            y_type, x_type, tap_type = signature.args[0], signature.args[3], signature.args[6]
             element_bytes, number = y_type.dtype.bitwidth // 8, count.type
-            starts = [builder.add(y_at, builder.mul(step, number(r))) for r in range(rows)]
+            starts = [builder.add(y_at, builder.mul(y_step, number(r))) for r in range(rows)]
             outs = [vector_at(context, builder, y_type, y, start, width) for start in starts]
             zero = ir.Constant(outs[0].type.pointee, [0.0] * width)
             totals = [cgutils.alloca_once_value(builder, zero) for _ in range(rows)]
 
             def add_input(place: Any, meets: range) -> None:
                 """Input number `place` of the window, weighted by each row's own tap, to the rows that it meets."""
-                at = builder.add(x_at, builder.mul(place, step))
+                at = builder.add(x_at, builder.mul(place, x_step))
                 inputs = load(builder, vector_at(context, builder, x_type, x, at, width), element_bytes)
                 for r in meets:
                     at = builder.add(tap_at, builder.mul(tap_row, number(r)))
@@ -66,7 +67,7 @@ def weighted_sums(rows: int, width: int) -> Callable[..., None]:
             return context.get_dummy_value()
 
         at = index_type
-        return types.void(y, at, x, at, at, taps, at, at, at, at, types.boolean), generate
+        return types.void(y, at, at, x, at, at, taps, at, at, at, at, types.boolean), generate
 
     return add_weighted
 
