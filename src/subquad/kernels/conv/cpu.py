@@ -5,7 +5,10 @@ read from cache K times and from memory once, every output is written once, and 
 are
 
     weighted_sums    y[0 : width]  = sum_j taps[j] * x_j[0 : width]          forward and input gradient
-    dot_products     out[j]       += sum_c grad[c] * x_j[c]                  tap gradient        x_j: row j of a window
+    dot_products     out[j]       += sum_c grad[c] * x_j[c]                  gradient of a row's own taps
+    correlations     out[j]        = sum_t sum_c grad_t[c] * x_(t + j)[c]    gradient of shared taps
+
+where x_j is row j of a window.
 
 With many taps, or heads of few channels, the rows that a segment of outputs reads are first copied side by side, some
 channels of a head at a time. Where they lie, rows are some power of two of bytes apart, and a cache keeps only a few
@@ -27,7 +30,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from subquad.kernels.llvm.convolution import dot_products, weighted_sums
+from subquad.kernels.llvm.convolution import correlations, dot_products, weighted_sums
 from subquad.kernels.llvm.exponential import exponentials
 from subquad.kernels.llvm.vectors import ALIGNMENT, EIGHT, ONE, SIXTY_FOUR, THIRTY_TWO, fence, unsigned
 from subquad.kernels.numba_tools import compiled, plain, run, view
@@ -45,6 +48,9 @@ _sum_64, _sum_32, _sum_16, _sum_8, _sum_1 = (weighted_sums(1, width) for width i
 _sums_32, _sums_16, _sums_8 = (weighted_sums(64 // width, width) for width in (32, 16, 8))
 _dots_64, _dots_32, _dots_16, _dots_8, _dots_1 = (dot_products(width, 1) for width in (64, 32, 16, 8, 1))
 _dots_64_by_8, _dots_32_by_8, _dots_16_by_8, _dots_8_by_8 = (dot_products(width, 8) for width in (64, 32, 16, 8))
+_correlate_32, _correlate_16, _correlate_8, _correlate_1 = (
+    correlations(width, min(width, 8)) for width in (32, 16, 8, 1)
+)
 
 # ---------------------------------------------------------------------- the loops over rows and heads
 
@@ -157,8 +163,8 @@ def _weigh_blocks(y, x, taps, heads, count, before, tap_batch, tap_row, tap_firs
 
 
 @compiled
-def _multiply_rows(out, grad, x, heads, count, before, out_task, out_row):  # type: ignore[no-untyped-def]
-    """out[task out_task + (b length + t) out_row + h count + k] += sum_c grad[b, t, c] x[b, t - before + k, c]."""
+def _multiply_rows(out, grad, x, heads, count, before):  # type: ignore[no-untyped-def]
+    """out[((b length + t) heads + h) count + k] += sum_c grad[b, t, c] x[b, t - before + k, c]."""
     batch, length, channels = grad.shape
     rows, width = x.shape[1], channels // heads
     segments = (length + SEGMENT - 1) // SEGMENT
@@ -178,7 +184,7 @@ def _multiply_rows(out, grad, x, heads, count, before, out_task, out_row):  # ty
                     met = unsigned(max(0, min(count, rows + before - t) - k))
                     eights = met // EIGHT if wide > 1 else unsigned(0)
                     done = eights * EIGHT
-                    at = unsigned(task * out_task + (b * length + t) * out_row + h * count + k)
+                    at = unsigned(((b * length + t) * heads + h) * count + k)
                     x_at = unsigned((t - start + k) * wide)
                     grad_at = unsigned((b * length + t) * channels + first)
                     rest_at, rest = x_at + done * x_step, met - done
@@ -196,6 +202,39 @@ def _multiply_rows(out, grad, x, heads, count, before, out_task, out_row):  # ty
                         _dots_8(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
                     else:
                         _dots_1(out, at, grad, grad_at, block, x_at, x_step, rest)
+                first += wide
+
+
+@compiled
+def _correlate_rows(out, grad, x, heads, count, before):  # type: ignore[no-untyped-def]
+    """out[task, h, k] = sum_t sum_c grad[b, t, c] x[b, t - before + k, c] over the rows t of a task's segment."""
+    batch, length, channels = grad.shape
+    width, step = channels // heads, unsigned(channels)
+    segments = (length + SEGMENT - 1) // SEGMENT
+    eights = (count + 7) // 8
+    for task in prange(batch * segments):
+        b, start = task // segments, task % segments * SEGMENT
+        met = unsigned(min(start + SEGMENT, length) - start)
+        block, sums = np.empty((SEGMENT + 8 * eights) * 32, x.dtype), np.empty(8, x.dtype)
+        for h in range(heads):
+            first = h * width
+            while first < (h + 1) * width:
+                wide = _block_width((h + 1) * width - first)
+                _copy_window(block, x, b, start - before, met + 8 * eights - 1, first, wide)
+                grad_at, x_step = unsigned((b * length + start) * channels + first), unsigned(wide)
+                for eight in range(eights):
+                    x_at = unsigned(8 * eight * wide)
+                    if wide == 32:
+                        _correlate_32(sums, unsigned(0), grad, grad_at, step, block, x_at, x_step, met)
+                    elif wide == 16:
+                        _correlate_16(sums, unsigned(0), grad, grad_at, step, block, x_at, x_step, met)
+                    elif wide == 8:
+                        _correlate_8(sums, unsigned(0), grad, grad_at, step, block, x_at, x_step, met)
+                    else:
+                        for k in range(8):
+                            _correlate_1(sums, unsigned(k), grad, grad_at, step, block, x_at + unsigned(k), x_step, met)
+                    for k in range(8 * eight, min(8 * eight + 8, count)):
+                        out[task, h, k] += sums[k - 8 * eight]
                 first += wide
 
 
@@ -273,11 +312,11 @@ def tap_gradient(grad: Tensor, x: Tensor, before: int, taps_shape: Sequence[int]
     heads, count = taps_shape[-2:]
     if len(taps_shape) == 4:
         own = torch.zeros(taps_shape, dtype=x.dtype)
-        run(_multiply_rows, view(own).ravel(), view(grad), view(x), heads, count, before, 0, heads * count)
+        run(_multiply_rows, view(own).ravel(), view(grad), view(x), heads, count, before)
         return own
     segments = grad.shape[0] * -(-grad.shape[1] // SEGMENT)
     parts = torch.zeros(segments, heads, count, dtype=x.dtype)
-    run(_multiply_rows, view(parts).ravel(), view(grad), view(x), heads, count, before, heads * count, 0)
+    run(_correlate_rows, view(parts), view(grad), view(x), heads, count, before)
     return parts.sum(0, dtype=torch.float64).to(x.dtype)
 
 

@@ -112,3 +112,53 @@ def dot_products(width: int, taps: int) -> Callable[..., None]:
         return types.void(out, at, grad, at, x, at, at, at), generate
 
     return add_products
+
+
+def correlations(width: int, taps: int) -> Callable[..., None]:
+    """out[out_at + j] = sum_t sum_c grad[grad_at + t grad_step + c] x[x_at + (t + j) x_step + c], c < width, j < taps.
+
+    t < count. The products of each j gather in a register of their own over all t, and are added up once, at the end.
+    """
+    lanes = min(width, 8)
+
+    @intrinsic
+    def correlate(
+        _: Any,
+        out: Any,
+        out_at: Any,
+        grad: Any,
+        grad_at: Any,
+        grad_step: Any,
+        x: Any,
+        x_at: Any,
+        x_step: Any,
+        count: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            out, out_at, grad, grad_at, grad_step, x, x_at, x_step, count = args
+            out_type, grad_type, x_type = signature.args[0], signature.args[2], signature.args[5]
+            element_bytes, number = out_type.dtype.bitwidth // 8, count.type
+            target = vector_at(context, builder, out_type, out, out_at, taps)
+            zero = ir.Constant(ir.VectorType(target.type.pointee.element, lanes), [0.0] * lanes)
+            totals = [cgutils.alloca_once_value(builder, zero) for _ in range(taps)]
+
+            def piece(array_type: Any, array: Any, row: Any, start: int) -> Any:
+                at = builder.add(row, number(start))
+                return load(builder, vector_at(context, builder, array_type, array, at, lanes), element_bytes)
+
+            with cgutils.for_range(builder, count, intp=number) as loop:
+                own = builder.add(grad_at, builder.mul(loop.index, grad_step))
+                rows = [builder.add(x_at, builder.mul(builder.add(loop.index, number(j)), x_step)) for j in range(taps)]
+                for start in range(0, width, lanes):
+                    gradient = piece(grad_type, grad, own, start)
+                    for row, total in zip(rows, totals, strict=True):
+                        product = fused(builder, gradient, piece(x_type, x, row, start), builder.load(total))
+                        builder.store(product, total)
+            sums = totals_of(builder, [builder.load(total) for total in totals])
+            builder.store(sums, target).align = element_bytes
+            return context.get_dummy_value()
+
+        at = index_type
+        return types.void(out, at, grad, at, at, x, at, at, at), generate
+
+    return correlate
