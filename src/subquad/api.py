@@ -331,6 +331,8 @@ def compare(
     >>> [(trial.mechanism, trial.status) for trial in result.trials]
     [('softmax', 'done')]
     """
+    if "quality_lengths" in sections:
+        raise ValueError("several lengths are several comparisons: subquad.study(..., quality_lengths=[256, 1024])")
     name = Path(recipe).stem if isinstance(recipe, str | Path) else None
     if out is None and name is None:
         raise ValueError("a recipe that is no file has no name: say where the comparison goes, with out=FOLDER")

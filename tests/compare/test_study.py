@@ -1,9 +1,11 @@
 """Studies: one recipe at several lengths, several recipes in a folder, and one table of all of them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import subquad
 from subquad.cli.main import run as command
 from subquad.compare.report.result import read_result
 from subquad.compare.report.study import decision_map, read_study, study_tables
@@ -33,8 +35,10 @@ def test_the_long_recipes_have_any_length(name: str, length: int) -> None:
     """As many tokens in an update as at the recipe's own length, or one sample."""
     recipe = recipe_at(read_recipe(LONG[name]), length)
     batch, tokens = recipe.task_class.typical_batch(recipe.data, recipe.train.budget)
-    assert tokens == length
+    assert tokens == (None if name == "pixels" else length), "images have pixels"
     assert batch * length == 16384
+    if name == "pixels":
+        assert recipe.model_dump()["data"]["options"]["size"] ** 2 == length
 
 
 def test_a_batch_of_samples_becomes_one_of_as_many_tokens() -> None:
@@ -85,7 +89,8 @@ def test_all_means_what_the_model_can_have() -> None:
     planned = plan_study(
         {name: read_recipe(path) for name, path in LONG.items()}, available(), [64], only_applicable=True
     )
-    assert {one.part.recipe: "lara" in one.mixers for one in planned} == {name: name == "listops" for name in LONG}
+    found = {one.part.recipe: "lara" in one.mixers for one in planned}
+    assert found == {name: name in ("pixels", "listops") for name in LONG}
 
 
 @pytest.mark.usefixtures("preloaded_programs")
@@ -123,3 +128,21 @@ def test_a_folder_of_recipes_at_two_lengths_ends_in_one_table(
     assert command(asked) == 0
     assert {path: path.stat().st_mtime_ns for path in out.rglob("trial.json")} == before, "nothing is trained twice"
     assert read_result(out / "selective_copying-16" / "result.json").trials[0].status == "done"
+    (out / "study.html").unlink()
+    assert command(["compare", str(recipes), "--merge", "--out", str(out)]) == 0
+    assert (out / "study.html").read_text().count("report.html") == page.count("report.html")
+
+
+@pytest.mark.usefixtures("preloaded_programs")
+def test_a_later_call_adds_lengths(tmp_path: Path) -> None:
+    """In Python, with sections of the recipe as in `subquad.compare`."""
+    small: Any = {"model": {"dim": 8}, "train": {"updates": 2}, "schedule": {"warmup_updates": 0}, "floors": False}
+    small |= {"data": {"options": {"pairs": 2, "valid": 8, "test": 8}}, "seeds": 1, "rounds": [1], "quiet": True}
+    for length in (32, 16):
+        results = subquad.study(
+            "small/associative_recall", ["softmax"], quality_lengths=[length], out=tmp_path, **small
+        )
+    assert list(results) == ["associative_recall, 16 tokens", "associative_recall, 32 tokens"]
+    assert [len(result.trials) for result in results.values()] == [1, 1]
+    with pytest.raises(ValueError, match=r"several lengths are several comparisons: subquad\.study"):
+        subquad.compare("small/associative_recall", ["softmax"], quality_lengths=[16, 32])

@@ -184,6 +184,10 @@ def compare(
     from subquad.compare import Comparison
     from subquad.compare.study import Study, plan_study, read_recipes
 
+    if merge and Study.exists(out):
+        command = shlex.join(["subquad", *sys.argv[1:]])
+        show_study(Study.open(out, baseline, margin).write_report(recipe.stem, command), out)
+        return
     if merge:
         comparison = Comparison.open(out, baseline, margin)
     else:

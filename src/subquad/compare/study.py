@@ -20,7 +20,7 @@ from subquad.compare.executors import build_executor
 from subquad.compare.executors.base import Executor
 from subquad.compare.measure.lengths import lengthen_mixer
 from subquad.compare.report.result import Result
-from subquad.compare.report.study import StudyPart, StudyResult, write_study
+from subquad.compare.report.study import FILE, StudyPart, StudyResult, read_study, write_parts, write_study
 from subquad.compare.settings import change_recipe
 from subquad.compare.variants import applicable, parse_label
 from subquad.config import merge_options
@@ -52,20 +52,21 @@ def study(
 
     recipes: files or names, or a folder whose recipes are all meant; changes: to each of them, such as
     "train.updates=100". out: the folder of the study, which gets study.html beside a folder for each comparison; it
-    goes on where it was interrupted. mixers, options, executor and `more` are those of `subquad.compare`; "all" stands
-    for those that the model of a recipe can have. quality_lengths: at which samples are trained, scored and measured;
-    none: at the recipe's own.
+    goes on where it was interrupted. mixers, options, executor and `more` are those of `subquad.compare`, such as tune,
+    seeds, or a section `train={"updates": 100}`; "all" stands for those that the model of a recipe can have.
+    quality_lengths: at which samples are trained, scored and measured; none: at the recipe's own.
 
     >>> import subquad
-    >>> small = {"seeds": 1, "floors": False, "rounds": [1], "quiet": True}
-    >>> small["changes"] = ["train.updates=2", "data.options.valid=8", "data.options.test=8"]
-    >>> results = subquad.study("small/associative_recall", ["softmax"], out="runs/recall", **small)
+    >>> small = {"train": {"updates": 2}, "data": {"options": {"valid": 8, "test": 8}}, "floors": False}
+    >>> fast = {"seeds": 1, "rounds": [1], "quiet": True}
+    >>> results = subquad.study("small/associative_recall", ["softmax"], out="runs/recall", **small, **fast)
     >>> list(results)
     ['associative_recall']
     """
     engine = build_executor(executor, executor_options) if isinstance(executor, str) else executor
     paths = [recipes] if isinstance(recipes, str | Path) else recipes
-    read = {name: one for path in paths for name, one in read_recipes(path, changes).items()}
+    sections = {name: more.pop(name) for name in list(more) if name in Recipe.model_fields}
+    read = {name: one for path in paths for name, one in read_recipes(path, [*changes, sections]).items()}
     labels = available() if mixers == "all" else mixers
     parts = plan_study(read, labels, quality_lengths, options, only_applicable=mixers == "all")
     planned = Study.create(parts, Path(out), **more)
@@ -167,7 +168,7 @@ class Study:
         """A new study, or an existing one that is continued; `more` are further arguments of `Comparison.create`.
 
         Everything is checked, and all data prepared, before anything is trained. Costs are measured at the lengths
-        that are trained.
+        that are trained. A later call may add recipes and lengths; the page has those of all calls.
         """
         found = {}
         for one in planned:
@@ -175,7 +176,19 @@ class Study:
             costs = {} if length is None else {"lengths": [length], "tokens": max(length, TOKENS)}
             folder, choices = out / one.part.folder, {**more, **costs}
             found[one.part] = Comparison.create(one.recipe, folder, one.mixers, options=one.options, **choices)
+        write_parts(out, found)
         return cls(out, found)
+
+    @classmethod
+    def open(cls, out: Path, baseline: str = "softmax", margin: str | float | None = None) -> Self:
+        """An existing study as it is."""
+        parts = read_study(out).parts
+        return cls(out, {part: Comparison.open(out / part.folder, baseline, margin) for part in parts})
+
+    @staticmethod
+    def exists(out: Path) -> bool:
+        """Whether a folder holds a study."""
+        return (out / FILE).exists()
 
     def run(
         self,
@@ -198,6 +211,6 @@ class Study:
         for part, comparison in self.comparisons.items():
             comparison.write_report(f"{title}: {part.title}", command)
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        study = StudyResult(title=title, created=created, command=command, parts=list(self.comparisons))
+        study = StudyResult(title=title, created=created, command=command, parts=read_study(self.out).parts)
         write_study(study, self.out)
         return study

@@ -1,6 +1,6 @@
 """The result of a study: quality and cost of every mechanism by recipe and length, and a map of decisions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -57,6 +57,15 @@ class StudyResult(Record):
 def read_study(out: Path) -> StudyResult:
     """The study in a folder."""
     return StudyResult.model_validate(read_metadata(out / FILE, FORMAT, "study"))
+
+
+def write_parts(out: Path, parts: Iterable[StudyPart]) -> None:
+    """Writes study.json of a study that begins, or adds parts to that of one that is there: recipe by recipe."""
+    before = read_study(out).parts if (out / FILE).exists() else []
+    known = list(dict.fromkeys([*before, *parts]))
+    recipes = list(dict.fromkeys(part.recipe for part in known))
+    known.sort(key=lambda part: (recipes.index(part.recipe), part.length or 0))
+    write_json(out / FILE, StudyResult(title=out.name, parts=known).model_dump(mode="json"))
 
 
 def write_study(study: StudyResult, out: Path) -> None:
