@@ -288,17 +288,18 @@ def show_result(result: "Result", out: Path) -> None:
 
 def show_dry_run(parts: "Sequence[PlannedPart]", what: Mapping[str, Any], tune: int) -> None:
     """Prints the mechanisms with the parameters of their models, what is set for each, its trials, and their time."""
-    from subquad.compare.dry_run import estimate_time, plan_mechanisms
+    from subquad.compare.dry_run import estimate_times, plan_mechanisms
 
-    minutes = 0.0
+    minutes, unknown = 0.0, 0
     for part in parts:
         planned = plan_mechanisms(part.recipe, part.mixers, options=part.options, **what)
         rows = []
-        for one in planned:
+        times = estimate_times(part.recipe, planned, tune)
+        for one, found in zip(planned, times, strict=True):
             shown = " ".join(f"{name}={value}" for name, value in one.variant.changes.items())
             trials = [f"{seed} ({one.runs[seed]})" if seed in one.runs else str(seed) for seed in one.seeds]
-            found = estimate_time(part.recipe, one, tune)
             minutes += found.minutes
+            unknown += found.minutes_each is None and found.trials > 0
             took = [f"{found.tuning}", f"{found.trials}", found.shown]
             rows.append([one.variant.label, one.variant.mixer, f"{one.parameters:,}", shown, ", ".join(trials), *took])
         if len(parts) > 1:
@@ -308,6 +309,8 @@ def show_dry_run(parts: "Sequence[PlannedPart]", what: Mapping[str, Any], tune: 
         print()
         for remark in (remark for one in planned for remark in one.variant.remarks):
             print(f"{remark}.")
+    if unknown:
+        print("The data cannot be read, so nothing is known of trainings that are as long as epochs of it.")
     print(
         f"About {minutes:,.0f} minutes of training in all, estimated from a few updates with random samples on this "
         "machine as it is now; evaluation and measurements come on top. Vocabularies and classes are the recipe's; the "

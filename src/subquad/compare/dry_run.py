@@ -1,8 +1,15 @@
-"""What a comparison would train and how long it would take, without its data and without training anything."""
+"""What a comparison would train and how long it would take, without training anything.
 
+Data is read only where a training is as long as so many passes over it.
+"""
+
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from subquad.compare.comparison import SEEDS, choose_seeds, choose_variants
 from subquad.compare.matching import Match, count_parameters, match_parameters
@@ -10,8 +17,10 @@ from subquad.compare.measure.lengths import ModelPasses, Shape
 from subquad.compare.measure.timing import Work, interleaved_seconds
 from subquad.compare.tuning.search import HALVED
 from subquad.compare.variants import Variant, add_finished_runs, add_floor, variant_recipe
+from subquad.data.batches import BatchPlan
 from subquad.models import MODELS, build_from_config
 from subquad.train.recipe import Recipe
+from subquad.train.run import build_task
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ ASSUMED = {"vocab": 4000, "source_vocab": 4000, "target_vocab": 4000, "num_class
 class TimeEstimate:
     """The trainings of a mechanism: those of its search, those that are compared, and the minutes of one of these.
 
-    minutes_each: None if the recipe does not say how many updates there are.
+    minutes_each: None if it is not known how many updates there are: epochs of data that is not there.
     """
 
     tuning: int
@@ -83,22 +92,49 @@ class TimeEstimate:
         return "unknown" if self.minutes_each is None else f"{self.minutes_each:,.1f}"
 
 
-def estimate_time(recipe: Recipe, planned: PlannedMechanism, tune: int) -> TimeEstimate:
-    """From a few updates with a random batch. A trial of a search takes a share of a whole training on average."""
-    trials = sum(seed not in planned.runs for seed in planned.seeds) if planned.variant.trained else 0
-    tuning, train = tune if planned.variant.trained else 0, recipe.train
+def estimate_times(recipe: Recipe, planned: Sequence[PlannedMechanism], tune: int) -> list[TimeEstimate]:
+    """For each mechanism, from a few updates with a random batch. A trial of a search takes a share of a training."""
+    own = [
+        Recipe.parse(one.variant.label, variant_recipe(recipe.model_dump(mode="json"), one.variant)) for one in planned
+    ]
+    counted = any(one.train.updates is None and one.train.minutes is None for one in own)
+    sizes = _sample_sizes(recipe) if counted else None
+    return [_estimate_time(one, mechanism, tune, sizes) for one, mechanism in zip(own, planned, strict=True)]
+
+
+def _estimate_time(
+    recipe: Recipe, planned: PlannedMechanism, tune: int, sizes: Sequence[np.ndarray] | None
+) -> TimeEstimate:
+    trained, train = planned.variant.trained, recipe.train
+    trials = sum(seed not in planned.runs for seed in planned.seeds) if trained else 0
+    tuning = tune if trained else 0
     if train.minutes is not None:
         return TimeEstimate(tuning, trials, train.minutes)
-    if train.updates is None:
+    updates = train.updates or (None if sizes is None else _updates_of_epochs(recipe, sizes))
+    if updates is None:
         return TimeEstimate(tuning, trials, None)
-    own = Recipe.parse(planned.variant.label, variant_recipe(recipe.model_dump(mode="json"), planned.variant))
-    known = own.model_data(own.task_class.expected_model_config(own.data))
+    known = recipe.model_data(recipe.task_class.expected_model_config(recipe.data))
     fields = MODELS[known["kind"]].Config.model_fields
     model = build_from_config({**{name: size for name, size in ASSUMED.items() if name in fields}, **known})
-    batch, length = own.task_class.typical_batch(own.data, own.task_class.budget(train.budget))
+    batch, length = recipe.task_class.typical_batch(recipe.data, recipe.task_class.budget(train.budget))
     shape = Shape(batch, length or model.native_length or 1)
-    passes = ModelPasses(model.train(), own.task_class, "full", shape)
-    return TimeEstimate(tuning, trials, _seconds(passes.training) * train.updates * train.accumulate / 60)
+    passes = ModelPasses(model.train(), recipe.task_class, "full", shape)
+    return TimeEstimate(tuning, trials, _seconds(passes.training) * updates * train.accumulate / 60)
+
+
+def _sample_sizes(recipe: Recipe) -> Sequence[np.ndarray] | None:
+    """The sizes of the training samples, of data that is prepared for this alone; None: it cannot be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return build_task(recipe, Path(folder)).samples("train", training=True).sizes
+        except ValueError:
+            return None
+
+
+def _updates_of_epochs(recipe: Recipe, sizes: Sequence[np.ndarray]) -> int:
+    train = recipe.train
+    batches = BatchPlan(*sizes, budget=recipe.task_class.budget(train.budget), seed=train.seed).epoch(0)
+    return (train.epochs or 1) * -(-len(batches) // train.accumulate)
 
 
 def _seconds(work: Work) -> float:
