@@ -29,7 +29,8 @@ def advise(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Measure nothing, and read costs and quality from the result.json of a comparison. May be repeated.",
+            help="Read quality from the result.json of a comparison or the study.json of a study, and costs, too, if "
+            "it has them at four lengths or more: then nothing is measured. May be repeated.",
         ),
     ] = None,
     mixers: Annotated[

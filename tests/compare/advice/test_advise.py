@@ -13,7 +13,9 @@ from subquad.cli.main import run as command
 from subquad.compare.advice.advise import NO_STUDY, Advice, advise, parse_bytes
 from subquad.compare.advice.studies import CostStudy, Observation
 from subquad.compare.measure.lengths import LengthPoint
-from tests.compare.cases import LENGTHS, SHAPES, TOKENS, synthetic
+from subquad.compare.report.result import Result
+from subquad.compare.report.study import StudyPart, write_parts
+from tests.compare.cases import LENGTHS, SHAPES, synthetic
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
@@ -101,14 +103,38 @@ def test_stored_results_tell_cost_and_quality(tmp_path: Path) -> None:
     assert any("compare rows of one result only" in note for note in two.notes)
 
 
-def test_a_result_with_too_few_lengths_is_refused(tmp_path: Path) -> None:
+def with_few_lengths(count: int) -> Result:
     result = synthetic()
-    kept = [point for point in result.points(LengthPoint) if point.length in LENGTHS[:3]]
-    result.measurements["lengths"] = list(kept)
-    result.to_json(tmp_path / "result.json")
-    with pytest.raises(ValueError, match="has costs at 3 lengths, which are too few to predict from; compare with at"):
-        advise(512, results=[tmp_path / "result.json"])
-    assert TOKENS // LENGTHS[0] == kept[0].batch
+    result.measurements["lengths"] = [point for point in result.points(LengthPoint) if point.length in LENGTHS[:count]]
+    return result
+
+
+def test_a_result_with_few_lengths_tells_quality_alone(tmp_path: Path) -> None:
+    """Costs are measured then, of causal layers if that is wanted."""
+    with_few_lengths(3).to_json(tmp_path / "result.json")
+    layers: Any = {"lengths": [8, 12, 16, 24], "rounds": 1, "dim": 16, "heads": 2}
+    advice = subquad.advise(64, results=[tmp_path / "result.json"], mixers=["lightconv"], causal=True, **layers)
+    assert advice.notes[0].startswith("Costs: one causal layer")
+    (told,) = [note for note in advice.notes if note.startswith("Quality")]
+    assert told.startswith("Quality at 2,048 tokens (")
+    assert all(f" {label} " in told for label in SHAPES if label != "softmax")
+    assert NO_STUDY not in advice.notes
+    both = [stored(tmp_path, "enough.json"), tmp_path / "result.json"]
+    assert told in subquad.advise(64, results=both).notes, "beside the costs of another result"
+    with pytest.raises(ValueError, match="causal is for single layers"):
+        advise(64, results=both, causal=True)
+
+
+def test_a_study_tells_quality_at_its_lengths(tmp_path: Path) -> None:
+    parts = [StudyPart(recipe="r", length=length, folder=f"r-{length}") for length in (256, 1024, 4096)]
+    for part in parts[:2]:  # the last has not ended
+        result = with_few_lengths(1).model_copy(update={"task_lengths": [part.length]})
+        (tmp_path / part.folder).mkdir()
+        result.to_json(tmp_path / part.folder / "result.json")
+    write_parts(tmp_path, parts)
+    advice = advise(64, results=[tmp_path / "study.json"], mixers=["lightconv"], lengths=[8, 12, 16, 24], rounds=1)
+    told = [note.partition(" (")[0] for note in advice.notes if note.startswith("Quality")]
+    assert told == ["Quality at 256 tokens", "Quality at 1,024 tokens"]
 
 
 def test_noise_of_rounds_widens_intervals() -> None:

@@ -14,11 +14,19 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field
 
-from subquad.compare.advice.studies import CostStudy, OnStep, measure_layers, measure_recipe, read_cost_study
+from subquad.compare.advice.studies import (
+    CostStudy,
+    OnStep,
+    measure_layers,
+    measure_recipe,
+    read_stored,
+    stored_costs,
+)
 from subquad.compare.measure.bench import BenchPlan
 from subquad.compare.records import Record
-from subquad.compare.report.conclusions import describe_verdict
+from subquad.compare.report.conclusions import describe_verdict, no_learning
 from subquad.compare.report.quality import differences, verdicts
+from subquad.compare.report.result import Result
 from subquad.compare.statistics.cost_models import LEAST_LENGTHS, CostModels, Interval
 from subquad.environment import environment
 from subquad.mixers import available, mixer_class
@@ -104,8 +112,9 @@ def advise(
     length: of a sequence, in tokens. causal: whether single layers are causal. memory: such as "16G" or a number of
     bytes, into which a training pass of one sequence should fit. recipe: measure its whole model instead of single
     layers of width `dim` with `heads` heads. mixers: names of mechanisms, by default all of linear memory. results:
-    files result.json of comparisons to read costs and quality from, instead of measuring. lengths, rounds: what is
-    measured, and how often. on_step: receives how many steps are done, of how many, and what was the last.
+    files result.json of comparisons, and study.json of studies, to read quality from; where one has costs at four
+    lengths or more, costs are read as well, and nothing is measured. lengths, rounds: what is measured, and how often.
+    on_step: receives how many steps are done, of how many, and what was the last.
 
     >>> import subquad
     >>> advice = subquad.advise(512, mixers=["lightconv"], lengths=[16, 32, 48, 64], rounds=2, dim=16, heads=2)
@@ -116,18 +125,20 @@ def advise(
     lengths = sorted(set(lengths))
     if length < 1:
         raise ValueError(f"the length must be at least 1 (got {length})")
-    if not results and len(lengths) < LEAST_LENGTHS:
+    stored = {file: result for path in results for file, result in read_stored(Path(path)).items()}
+    studies = [found for file, result in stored.items() if (found := stored_costs(file, result)) is not None]
+    if not studies and len(lengths) < LEAST_LENGTHS:
         raise ValueError(f"costs are predicted from {LEAST_LENGTHS} measured lengths or more (got {len(lengths)})")
-    if causal and (recipe is not None or results):
+    if causal and (recipe is not None or studies):
         raise ValueError("causal is for single layers: the model of a recipe or of a result says itself what is causal")
     name = str(recipe) if isinstance(recipe, str | Path) else "RECIPE.yaml"
     chosen = list(mixers) or [known for known in available() if mixer_class(known).capabilities.linear]
-    if results:
-        studies = [read_cost_study(Path(path)) for path in results]
-    elif recipe is not None:
-        studies = [measure_recipe(name, read_recipe(recipe, []), chosen, lengths, rounds, on_step)]
-    else:
-        studies = [measure_layers(BenchPlan(chosen, lengths, dim, heads, 1, causal, rounds), on_step)]
+    if not studies:
+        studies = [
+            measure_recipe(name, read_recipe(recipe, []), chosen, lengths, rounds, on_step)
+            if recipe is not None
+            else measure_layers(BenchPlan(chosen, lengths, dim, heads, 1, causal, rounds), on_step)
+        ]
     rows = [row for study in studies for row in _rows(study, length, limit)]
     candidates = _candidates(rows, {study.baseline for study in studies})
     return Advice(
@@ -135,7 +146,7 @@ def advise(
         memory_bytes=limit,
         rows=rows,
         candidates=candidates,
-        notes=_notes(studies, rows, length, bool(results)),
+        notes=[*_cost_notes(studies, rows, length), *_quality_notes(studies, stored)],
         command=_command(name, candidates, studies[0].baseline, length),
         environment=environment(torch.device("cpu")),
     )
@@ -196,8 +207,7 @@ def _quality(study: CostStudy, name: str) -> str | None:
     found, said = differences(study.result), verdicts(study.result)
     if name not in found:
         return "not trained"
-    at = f" at {study.result.task_lengths[0]:,} tokens" if study.result.task_lengths else ""
-    return f"{describe_verdict(study.result, name, found[name], said[name])}{at}"
+    return f"{describe_verdict(study.result, name, found[name], said[name])}{_at(study.result)}"
 
 
 # ---------------------------------------------------------------------- what follows
@@ -216,9 +226,9 @@ def _candidates(rows: Sequence[Row], baselines: set[str]) -> list[str]:
     return sorted(speeds, key=lambda name: -speeds[name])[:MOST_CANDIDATES]
 
 
-def _notes(studies: Sequence[CostStudy], rows: Sequence[Row], length: int, stored: bool) -> list[str]:
+def _cost_notes(studies: Sequence[CostStudy], rows: Sequence[Row], length: int) -> list[str]:
     notes = [f"Costs: {study.what}." for study in studies]
-    if stored and len(studies) > 1:
+    if len(studies) > 1:
         notes.append("Each result was measured on a machine of its own: compare rows of one result only.")
     if all(study.fixed_bytes[study.baseline] == 0 for study in studies):
         notes.append("Memory is that of one layer and one sequence, without weights; --recipe predicts whole models.")
@@ -227,8 +237,26 @@ def _notes(studies: Sequence[CostStudy], rows: Sequence[Row], length: int, store
         notes.append(
             f"{length:,} tokens are far beyond the {longest:,} that were measured: measure longer (--lengths)."
         )
-    notes += [remark for study in studies for remark in study.remarks]
-    return notes if stored else [*notes, NO_STUDY]
+    return notes + [remark for study in studies for remark in study.remarks]
+
+
+def _quality_notes(studies: Sequence[CostStudy], stored: Mapping[str, Result]) -> list[str]:
+    """What stored results say that have no rows of their own, one sentence for each."""
+    shown = [study.result for study in studies]
+    others = [result for result in stored.values() if not any(result is one for one in shown)]
+    return [_quality_note(result) for result in others] if stored else [NO_STUDY]
+
+
+def _quality_note(result: Result) -> str:
+    found, said = differences(result), verdicts(result)
+    told = [f"{label} {describe_verdict(result, label, found[label], said[label])}" for label in found]
+    if no_learning(result) is not None:
+        told = [f"{result.baseline} is below a floor, so there is no answer"]
+    return f"Quality{_at(result)} ({result.title}): {'; '.join(told) or 'nothing was compared'}."
+
+
+def _at(result: Result) -> str:
+    return f" at {result.task_lengths[0]:,} tokens" if result.task_lengths else ""
 
 
 def _command(recipe: str, candidates: Sequence[str], baseline: str, length: int) -> str:

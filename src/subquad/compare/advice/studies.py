@@ -15,6 +15,8 @@ from subquad.compare.measure.lengths import LengthPoint, measure_length, shape_a
 from subquad.compare.plan import Plan
 from subquad.compare.report.result import Result, read_result
 from subquad.compare.report.speed import shown_part
+from subquad.compare.report.study import FILE as STUDY
+from subquad.compare.report.study import read_study
 from subquad.compare.statistics.cost_models import LEAST_LENGTHS, CostModels, fit_costs
 from subquad.compare.variants import build_variants
 from subquad.models.costs import FLOAT_BYTES, TRAINING_COPIES
@@ -155,16 +157,20 @@ def measure_recipe(
 # ---------------------------------------------------------------------- stored
 
 
-def read_cost_study(path: Path) -> CostStudy:
-    """The costs in a result.json, as far as its lengths are enough."""
-    result = read_result(path)
+def read_stored(path: Path) -> dict[str, Result]:
+    """The result of a result.json, or all results of a study.json, by the names of their files."""
+    if path.name != STUDY:
+        return {str(path): read_result(path)}
+    found = read_study(path.parent).results(path.parent)
+    return {str(path.parent / part.folder): result for part, result in found.items()}
+
+
+def stored_costs(name: str, result: Result) -> CostStudy | None:
+    """The costs in a stored result; None: it has too few lengths to predict from."""
     part = shown_part(result)
-    study = CostStudy(f"the model of {path}", result.baseline, result=result)
+    study = CostStudy(f"the model of {name}", result.baseline, result=result)
     _add_points(study, [point for point in result.points(LengthPoint) if point.part == part])
-    if len(study.lengths(study.baseline)) < LEAST_LENGTHS:
-        count, needed = len(study.lengths(study.baseline)), f"compare with at least {LEAST_LENGTHS} in --lengths"
-        raise ValueError(f"{path} has costs at {count} lengths, which are too few to predict from; {needed}")
-    return study
+    return study if len(study.lengths(study.baseline)) >= LEAST_LENGTHS else None
 
 
 def _add_points(study: CostStudy, points: Sequence[LengthPoint]) -> None:
