@@ -101,8 +101,8 @@ def test_a_recipe_is_copied_once(elsewhere: Path, capsys: pytest.CaptureFixture[
     assert "`subquad train phrases.yaml` trains it" in capsys.readouterr().out
     assert run(["recipes", "--copy", "phrases"]) == 1
     assert "phrases.yaml exists already; give another file with --out" in capsys.readouterr().err
-    assert run(["recipes", "--copy", "digits", "--out", "mine.yaml"]) == 0
-    assert (elsewhere / "mine.yaml").is_file()
+    assert run(["recipes", "--copy", "digits", "--out", "some/mine.yaml"]) == 0
+    assert (elsewhere / "some" / "mine.yaml").is_file(), "also in a new folder, which can be compared as a whole"
 
 
 def test_one_thing_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_digits():
     assert np.array_equal(load("digits").train.images, digits.train.images)
 
 
-@pytest.mark.parametrize("size", [16, 32])
+@pytest.mark.parametrize("size", [16, 32, 128])
 def test_enlarged_digits_are_the_same_digits(size):
     pytest.importorskip("sklearn")
     small, large = load("digits").valid, load("digits", size=size).valid

@@ -153,6 +153,10 @@ def novel(path: Path) -> None:
     path.write_text("".join(f"Sentence {number} of a long story, which goes on.\n" for number in range(200)))
 
 
+def labelled(path: Path) -> None:
+    path.write_text("".join(f"{'neg' if number % 2 else 'pos'}\ta film, {number} of 60\n" for number in range(60)))
+
+
 def mosaics(folder: Path) -> None:
     """CIFAR-10's files, of 100 images each."""
     folder.mkdir()
@@ -177,6 +181,7 @@ MADE: dict[str, Callable[[Path], object]] = {
     "novel.txt": novel,
     "path/of/subquad": lambda path: path.symlink_to(ROOT),
     "path/to/bert": bert,
+    "reviews.tsv": labelled,
     "wiki.test.tokens": lines_of,
     "wikitext103-eva/checkpoint_last.pt": library_language_model,
     "wmt14-eva/checkpoint_best.pt": library_translator,

@@ -29,6 +29,7 @@ COUNTS = {
     "wmt14_en_de_lara_32": 60_967_168,
     # symbols, blocks (attention without biases but for its output, feed-forward network, norms), norm, head
     "listops_lra": 19 * 512 + 6 * (4 * 512**2 + 512 + 2 * 512 * 2048 + 2560 + 2048) + 1024 + 513 * 2048 + 2049 * 10,
+    "imdb_bytes_lra": 260 * 256 + 4 * (4 * 256**2 + 256 + 2 * 256 * 1024 + 1280 + 1024) + 512 + 257 * 1024 + 1025 * 2,
     # a pixel's three colours, positions, the block, norm, head
     "cifar10_pixels_lra": 4 * 32 + 1024 * 32 + 4 * 33 * 32 + 2 * 32 * 64 + 96 + 128 + 64 + 33 * 10,
 } | {

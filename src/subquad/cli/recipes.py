@@ -95,6 +95,7 @@ def copy_recipe(name: str, out: Path | None) -> None:
     target = out or Path(source.name)
     if target.exists():
         raise ValueError(f"{target} exists already; give another file with --out")
+    target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, source.read_text())
     print(f"{target}: written; `subquad train {target}` trains it")
 

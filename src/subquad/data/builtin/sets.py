@@ -65,10 +65,10 @@ class PhrasesOptions(Options):
 class DigitsOptions(Options):
     """Options of the digits: 1,797 handwritten digits of 8×8 pixels, from scikit-learn, as they are or enlarged."""
 
-    size: Literal[8, 16, 32] = Field(
+    size: Literal[8, 16, 32, 64, 128] = Field(
         8,
         description="The side of the images in pixels. Above 8 they are enlarged by bilinear interpolation, so that "
-        "pixels as tokens (`patch_size: 1`) are sequences of 256 or 1,024.",
+        "pixels as tokens (`patch_size: 1`) are sequences of 256, 1,024, 4,096 or 16,384.",
     )
 
 
