@@ -1,5 +1,6 @@
 """Whole comparisons on engines, as people start them: a worker is killed while it trains, and no number changes."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -21,6 +22,15 @@ RECIPE = "digits"
 ENGINES = {"ray": ["--executor", "ray"], "slurm": ["--executor", "slurm", "--executor-options", "cluster=local"]}
 
 
+PACKAGES = {"ray": "ray", "slurm": "submitit"}
+
+
+def require(engine: str) -> None:
+    """Skips without the engine's package, which is not imported: Ray reads its settings when it is."""
+    if importlib.util.find_spec(PACKAGES[engine]) is None:
+        pytest.skip("the extra cluster is not installed")
+
+
 def words(out: Path, updates: int, mixers: str) -> list[str]:
     changes = [f"train.updates={updates}", "train.validate_every=20", "schedule.warmup_updates=1"]
     measured = ["--mixers", mixers, "--seeds", "1", "--no-floors", "--lengths", "", "--out", str(out)]
@@ -35,7 +45,7 @@ def numbers(result: Result) -> list[object]:
 
 @pytest.mark.usefixtures("preloaded_programs")
 def test_trials_are_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("submitit", reason="the extra cluster is not installed")
+    require("slurm")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "out"
     assert command([*words(out, 2, "softmax"), *ENGINES["slurm"]]) == 0
@@ -47,7 +57,7 @@ def test_trials_are_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_worker_killed_while_it_trains_changes_no_number(engine: str, tmp_path: Path) -> None:
-    pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine], reason="the extra cluster is not installed")
+    require(engine)
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     out, local = tmp_path / "out", tmp_path / "local"
     line = [sys.executable, "-m", "subquad", *words(out, 120, "softmax,lightconv"), *ENGINES[engine]]
@@ -71,7 +81,7 @@ def test_a_worker_killed_while_it_trains_changes_no_number(engine: str, tmp_path
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ENGINES)
 def test_trials_of_searches_run_on_engines(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip({"ray": "ray", "slurm": "submitit"}[engine], reason="the extra cluster is not installed")
+    require(engine)
     pytest.importorskip("optuna", reason="tuning needs the extra tune")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     out = tmp_path / "out"
