@@ -116,8 +116,15 @@ def test_a_folder_of_recipes_at_two_lengths_ends_in_one_table(
     ]
     results = study.results(out)
     quality = study_tables(results)["Quality"]
-    assert [row[0] for row in quality.rows] == ["softmax", "lightconv"]
+    assert quality.headers == ["task", "softmax", "lightconv"], "more tasks than mechanisms are rows"
+    assert [row[0] for row in quality.rows] == [part.title for part in study.parts]
     assert all(cell.count("%") == 1 for row in quality.rows for cell in row[1:])
+    one = study_tables(dict(list(results.items())[:1]))["Quality"]
+    assert (one.headers, [row[0] for row in one.rows]) == (
+        ["mechanism", "associative_recall, 16 tokens"],
+        ["softmax", "lightconv"],
+    )
+    assert one.rows[1][1] == quality.rows[0][2]
     lengths = [result.task_lengths for result in results.values()]
     assert lengths == [[16], [32], [16], [32]], "quality and costs are of the same length"
     assert all(row[1:3] == ["", ""] for row in decision_map(results).rows), "one seed decides nothing"

@@ -78,7 +78,7 @@ def write_study(study: StudyResult, out: Path) -> None:
 
 
 def study_tables(results: Mapping[StudyPart, Result]) -> dict[str, Table]:
-    """The tables of a study by their titles, with one row for each mechanism and one column for each comparison."""
+    """The tables of a study by their titles: mechanisms by comparisons."""
     return {
         "Quality": _table(results, _quality_cell),
         "Speed of training, as a multiple of the baseline's": _table(results, _speed_cell),
@@ -103,9 +103,14 @@ def _why(result: Result) -> str:
 
 
 def _table(results: Mapping[StudyPart, Result], cell: Callable[[Result, str], str]) -> Table:
+    """The longer of the two, mechanisms and comparisons, is written downwards: a family of tasks has many columns."""
     labels = list(dict.fromkeys(label for result in results.values() for label in result.labels))
-    rows = [[label, *(cell(result, label) for result in results.values())] for label in labels]
-    headers = ["mechanism", *(part.title for part in results)]
+    if len(results) > len(labels):
+        headers = ["task", *labels]
+        rows = [[part.title, *(cell(result, label) for label in labels)] for part, result in results.items()]
+    else:
+        headers = ["mechanism", *(part.title for part in results)]
+        rows = [[label, *(cell(result, label) for result in results.values())] for label in labels]
     return Table(headers, rows, list(range(1, len(headers))), ["done"] * len(rows))
 
 
