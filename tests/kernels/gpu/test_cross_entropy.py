@@ -133,6 +133,17 @@ def check_nothing_but_padding(cross_entropy):
             assert not gradient.any()
 
 
+@pytest.mark.parametrize("word", [-3, 11])
+def check_targets_that_are_no_words_show(cross_entropy, word):
+    """A GPU that refused them would have to be waited for; padding may be such a number."""
+    inputs, _ = problem((3, 6, 11))
+    total, nll = cross_entropy(*inputs, torch.tensor([2, word, -100]), pad=-100, smoothing=0.1)
+    assert total.isnan()
+    assert nll.isnan()
+    (gradient,) = torch.autograd.grad(total, inputs[0])
+    assert gradient.isnan().all(1).tolist() == [False, True, False]
+
+
 def check_numbers_that_are_not_finite_show(cross_entropy):
     inputs, target = problem((5, 6, 11), padded=0.0)
     target[2] = 3

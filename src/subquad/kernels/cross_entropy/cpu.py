@@ -61,6 +61,7 @@ def _losses(logits, target, nll, everything, smoothing, each, differentiate):  #
 def row_losses(logits: Tensor, target: Tensor, smoothing: float, differentiate: bool) -> tuple[Tensor, Tensor, Tensor]:
     """As that of the reference, but the gradient takes the place of the logits."""
     dtype, vocab = view(logits).dtype.type, logits.shape[1]
+    _check_words(target, vocab)
     each = smoothing / max(1, vocab - 1)
     nll, everything = (logits.new_empty(len(target)) for _ in range(2))
     numbers = dtype(smoothing), dtype(each)
@@ -68,6 +69,14 @@ def row_losses(logits: Tensor, target: Tensor, smoothing: float, differentiate: 
     total_nll = nll.sum(dtype=torch.float64)
     total = (1 - smoothing - each) * total_nll + each * everything.sum(dtype=torch.float64) if smoothing else total_nll
     return total, total_nll, logits
+
+
+def _check_words(target: Tensor, vocab: int) -> None:
+    """The kernel reads and writes where a target points to."""
+    if len(target):
+        first, last = (int(word) for word in target.aminmax())
+        if first < 0 or last >= vocab:
+            raise IndexError(f"word {first if first < 0 else last} is a target, but there are {vocab} words, from 0 on")
 
 
 def linear_cross_entropy(

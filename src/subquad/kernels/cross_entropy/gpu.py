@@ -267,7 +267,9 @@ def _row_loss(
         total += tl.sum(tl.where(column < vocab, x, 0.0), 0)
         chosen += tl.sum(tl.where(column == word, x, 0.0), 0)
         top = larger
-    log_sum = top + tl.log(mass)
+    # a target that is no word shows in the loss and its gradient: a GPU cannot refuse it without being waited for
+    is_word = ((word >= 0) & (word < vocab)) | (word == pad)
+    log_sum = tl.where(is_word, top + tl.log(mass), float("nan"))
     nll = log_sum - chosen
     loss = target_weight * nll + word_weight * (vocab * log_sum - total)
     tl.store(losses + row, tl.where(counts, loss, 0.0))

@@ -82,6 +82,8 @@ def _multiply_rounded(y, x, weight, w_scale, bias, largest, task_outputs):  # ty
         factor = np.float32(largest / top) if top > 0 else np.float32(0.0)
         for k in range(width):
             rounded[r, k] = np.int16(np.rint(x[r, k] * factor))
+            if np.isnan(x[r, k]):  # no integer stands for it
+                x_scale[r] = x[r, k]
     _multiply(y, rounded, weight, x_scale, w_scale, bias, INTEGER_LANES, task_outputs)
 
 
@@ -119,6 +121,7 @@ def _of_rows(multiply: Callable[[np.ndarray, np.ndarray], None], weight: Tensor)
     outputs, width = weight.shape
 
     def linear(x: Tensor) -> Tensor:
+        assert x.shape[-1] == width, f"{x.shape[-1]} channels of {width}"  # a kernel would read and write beyond them
         y = torch.empty(*x.shape[:-1], outputs)
         rows = np.ascontiguousarray(view(x).reshape(-1, width))
         multiply(view(y).reshape(-1, outputs), rows)

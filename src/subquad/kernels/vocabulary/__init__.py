@@ -22,6 +22,7 @@ def log_sum_exp(values: Tensor) -> Tensor:
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(rows, V) -> values and int64 places, (rows, count) each; count <= V. Of equal entries any may come first."""
+    assert 0 < count <= values.shape[1], f"{count} of {values.shape[1]} entries"
     return _kernel(values).largest(values, count)
 
 
@@ -30,6 +31,7 @@ def normalised_largest(values: Tensor, count: int, hidden: int) -> tuple[Tensor,
 
     (rows, V) -> (rows,), and values and int64 places, (rows, count) each; count < V.
     """
+    assert 0 < count < values.shape[1] > hidden >= 0, f"{count} of {values.shape[1]} entries without number {hidden}"
     return _kernel(values).normalised_largest(values, count, hidden)
 
 
