@@ -85,6 +85,13 @@ class DeviceTensor(Tensor):
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self.numpy()
 
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Says which tensors share memory, as those ask who write files."""
+        return self.host.untyped_storage()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceTensor":
         with torch.no_grad():
             copied = DeviceTensor(self.host.clone())

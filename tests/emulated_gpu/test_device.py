@@ -138,6 +138,7 @@ def check_memory() -> None:
     before = torch.cuda.memory_allocated()
     x = torch.zeros(1000, device="cuda")
     view = x[10:]
+    assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() == x.data_ptr() < view.data_ptr()
     assert torch.cuda.memory_allocated() - before == -(-4000 // memory.BLOCK) * memory.BLOCK
     del x
     assert torch.cuda.memory_allocated() > before  # the view still needs it

@@ -73,6 +73,17 @@ def image_classification(folder: Path, **train: Any) -> dict[str, Any]:
     }
 
 
+def recall(**train: Any) -> dict[str, Any]:
+    options = {"length": 16, "pairs": 2, "vocab": 16, "power_a": 0.1}
+    return {
+        "task": "recall",
+        "data": {"embedded": "associative_recall", "options": options},
+        "model": {"kind": "language-model", "vocab": 20, "dim": 16, "decoder": STACK | {"mixer": "softmax"}},
+        "schedule": SCHEDULE,
+        "train": {"updates": 2, "budget": {"max_sentences": 8}, **train},
+    }
+
+
 def write(folder: Path, recipe: dict[str, Any]) -> Path:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))

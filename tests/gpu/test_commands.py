@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from subquad.cli.main import run as command
+from subquad.packages import require_transformers
 from tests.gpu import recipes
 
 TASKS = {
@@ -97,13 +99,48 @@ def test_export(runs: dict[str, Path], task: str, form: str, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-def test_linearise(tmp_path: Path) -> None:
-    """A run with softmax attention becomes one with windows."""
+def test_recall(tmp_path: Path) -> None:
+    call("train", recipes.write(tmp_path, recipes.recall()), "--out", tmp_path / "run")
+    call("evaluate", tmp_path / "run")
+
+
+LINEARISE = {
+    "plain": ["--mixer", "local=window=4", "--no-controls"],
+    "controls and costs": ["--mixer", "eva=window=4,landmarks=2", "--distill", "1", "--lengths", "8,16"],
+    "a layer kept": ["--mixer", "performer=features=8", "--keep", "1", "--no-controls"],
+    "LoRA": ["--mixer", "local=window=4", "--tune", "lora", "--distill", "1", "--no-controls"],
+}
+FEW_UPDATES = ["--transfer-updates", "1", "--tune-updates", "1"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", LINEARISE.values(), ids=LINEARISE)
+def test_linearise_a_run(tmp_path: Path, options: list[str]) -> None:
+    """A run with softmax attention becomes one with another mechanism."""
     recipe = recipes.language_model(tmp_path, "softmax")
+    recipe["model"]["decoder"] |= {"layers": 2}
     call("train", recipes.write(tmp_path, recipe), "--out", tmp_path / "teacher")
-    updates = ["--transfer-updates", "1", "--tune-updates", "1", "--no-controls"]
-    call("linearise", tmp_path / "teacher", "--mixer", "local=window=4", *updates, "--out", tmp_path / "out")
+    call("linearise", tmp_path / "teacher", *options, *FEW_UPDATES, "--out", tmp_path / "out")
     call("evaluate", tmp_path / "out/run", "--checkpoint", "last")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", [*LINEARISE.values(), ["--mixer", "eva", "--dry-run"]], ids=[*LINEARISE, "dry run"])
+def test_linearise_a_model_of_transformers(tmp_path: Path, options: list[str]) -> None:
+    pytest.importorskip("transformers")
+    transformers = require_transformers("a small teacher")
+    sizes = {"vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "teacher")
+    (tmp_path / "lines.txt").write_text(recipes.LINES * 8)
+    data = ["--data", tmp_path / "lines.txt", "--tokenizer", "bytes", "--length", "16", "--batch", "4"]
+    call("linearise", tmp_path / "teacher", *data, *options, *FEW_UPDATES, "--out", tmp_path / "out")
+    if "--dry-run" not in options:
+        found = json.loads((tmp_path / "out/report.json").read_text())
+        assert found["environment"]["device"] == torch.cuda.get_device_name()
+        assert all(row["precision"] != "float32" for row in found["lengths"])  # else attention has no flash kernel
+        assert len(found["lengths"]) == (4 if "--lengths" in options else 0)
+        assert torch.get_float32_matmul_precision() == "high"
 
 
 @pytest.mark.nightly

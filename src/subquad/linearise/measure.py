@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from subquad.compare.measure.costs import measure_costs
 from subquad.compare.measure.lengths import Timing
-from subquad.compare.measure.timing import interleaved_seconds, synchronizer
+from subquad.compare.measure.timing import default_dtype, in_default_dtype, interleaved_seconds, synchronizer
 from subquad.decode.limits import max_text_length
 from subquad.linearise.stages.batches import Batch
 from subquad.linearise.stages.layers import AttentionLayers
@@ -52,7 +52,8 @@ class VariantPasses(Variant):
 
     def __init__(self, model: nn.Module, layers: AttentionLayers, name: str, batch: Batch) -> None:
         super().__init__(model, layers, name)
-        self.batch = batch.to(next(model.parameters()).device)
+        self.device = next(model.parameters()).device
+        self.batch = batch.to(self.device)
         if "input_ids" in batch.inputs:
             check_length(model, batch.inputs["input_ids"].shape[1])
 
@@ -61,12 +62,13 @@ class VariantPasses(Variant):
         return {}
 
     def inference(self) -> dict[str, Tensor]:
-        with torch.no_grad(), self.in_place() as model:
+        with torch.no_grad(), in_default_dtype(self.device), self.in_place() as model:
             return {"logits": logits_of(model, self.batch)}
 
     def training(self) -> dict[str, Tensor]:
         with self.in_place() as model:
-            loss = task_loss(logits_of(model, self.batch), self.batch.targets)
+            with in_default_dtype(self.device):
+                loss = task_loss(logits_of(model, self.batch), self.batch.targets)
             learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
             gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True)
         found = {f"gradient of {name}": g for name, g in zip(learned, gradients, strict=True) if g is not None}
@@ -96,7 +98,8 @@ def measure_lengths(
 ) -> list[dict[str, Any]]:
     """Measures both variants side by side on a batch of each length. The attention has to be in its place.
 
-    Returns a row for each length and variant, with milliseconds and bytes of a forward pass and of a training pass.
+    Returns a row for each length and variant, with milliseconds and bytes of a forward pass and of a training pass. On
+    a GPU both are in half precision, in which attention has its fast kernel.
     """
     device = next(model.parameters()).device
     flags = {p: p.requires_grad for p in model.parameters()}
@@ -107,7 +110,7 @@ def measure_lengths(
         builders = {name: partial(VariantPasses, model, layers, name, batch) for name in (BEFORE, AFTER)}
         for name, found in measure_costs(builders, LOOKS, device).items():
             row: dict[str, Any] = {"length": length, "batch": len(batch.targets), "variant": name}
-            row |= {"status": found.status, "reason": found.reason}
+            row |= {"precision": default_dtype(device), "status": found.status, "reason": found.reason}
             for kind, peak in found.peak_bytes.items():
                 row[f"{kind}_bytes"] = peak
             for kind, seconds in found.seconds.items():

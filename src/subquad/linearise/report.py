@@ -71,7 +71,8 @@ def to_markdown(content: Mapping[str, Any]) -> str:
         for number, loss in content["layer_losses"].items():
             lines.append(f"| {number} | {loss:.4f} | {'keeps attention' if int(number) in kept else 'replaced'} |")
     if content["lengths"]:
-        lines += ["", "## Speed and memory by length", "", *_lengths(content["lengths"])]
+        precision = content["lengths"][0]["precision"]
+        lines += ["", "## Speed and memory by length", "", f"In {precision}.", "", *_lengths(content["lengths"])]
     if content["decoding"]:
         lines += ["", "## Decoding", "", *_decoding(content["decoding"])]
     lines += ["", "Intervals are of 95 %, by the bootstrap over samples; differences are paired.", ""]

@@ -25,6 +25,7 @@ from subquad.linearise.stages.objective import Score, logits_of
 from subquad.linearise.stages.pipeline import FORMAT, Stages
 from subquad.processes import StopRequest, stop_requests
 from subquad.progress import Progress
+from subquad.train.precision import allow_tf32
 from subquad.train.rng import seed_all
 from subquad.train.run import locked
 
@@ -60,6 +61,7 @@ class Linearisation:
 
     def estimate(self) -> Estimate:
         """Estimates memory and time without keeping anything."""
+        allow_tf32(True, _device(self.source.model))
         return estimate(Stages(self.source.model, self.data, self.options, self.out, StopRequest(), self._silent()))
 
     def run(self) -> Linearised:
@@ -68,6 +70,7 @@ class Linearisation:
             check_options(self.out / OPTIONS, self.settings, self.options)
             stop = stack.enter_context(stop_requests())
             progress = stack.enter_context(self._silent() if self.quiet else Progress())
+            allow_tf32(True, _device(self.source.model))
             teacher = copy.deepcopy(self.source.model) if self._copies_teacher() else None
             stages = Stages(self.source.model, self.data, self.options, self.out, stop, progress)
             model = stages.run()

@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +36,12 @@ def default_dtype(device: torch.device) -> str:
     if device.type != "cuda":
         return "float32"
     return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def in_default_dtype(device: torch.device) -> AbstractContextManager[None]:
+    """Within the block, products run in `default_dtype`; where that is float32, in the precision of the weights."""
+    dtype = DTYPES[default_dtype(device)]
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
