@@ -89,10 +89,10 @@ def problems() -> Iterator[Problem]:
         yield Problem("dropout", f"{size} values", [drawn(size)], lambda x: dropout(x, 0.3, True))
     for size in (2, 63, 64, 65, 200):
         for count in (1, size // 2, size - 1):
-            rows, name = [drawn(3, size)], f"{count} of {size}"
-            yield Problem("vocabulary", name, rows, lambda x, n=count: largest(x, n)[0], False)
+            entries, name = [drawn(3, size)], f"{count} of {size}"
+            yield Problem("vocabulary", name, entries, lambda x, n=count: largest(x, n)[0], False)
             both = lambda x, n=count, size=size: normalised_largest(x.clone(), n, size - 1)[0]  # noqa: E731
-            yield Problem("vocabulary", f"{name}, normalised", rows, both, False)
+            yield Problem("vocabulary", f"{name}, normalised", entries, both, False)
         yield Problem("vocabulary", f"sums of {size}", [drawn(3, size)], log_sum_exp, False)
 
 
@@ -107,7 +107,7 @@ def run(problem: Problem, value: float | None, at_end: bool) -> None:
         found = problem.run(*(x.requires_grad_(differentiate) for x in inputs))
         found = found if isinstance(found, tuple) else (found,)
         if differentiate:
-            sum(one.sum() for one in found).backward()
+            torch.stack([one.sum() for one in found]).sum().backward()
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def test_targets_that_are_no_words_are_refused(word: int) -> None:
 
 
 @pytest.mark.parametrize("build", [few_rows_map, int8_map])
-def test_inputs_of_another_width_are_refused(build) -> None:  # type: ignore[no-untyped-def]
+def test_inputs_of_another_width_are_refused(build) -> None:
     """Twice as many channels are no more rows: those would be written behind the result."""
     weight, x = torch.randn(5, 8), torch.randn(3, 16)
     with pytest.raises(AssertionError, match="16 channels of 8"):
