@@ -20,6 +20,7 @@ import subquad
 from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer, load_tokenizer
 from subquad.data.tokenizers.fairseq import FairseqDictionary, SubwordCodes, post_process
 from subquad.data.tokenizers.simple import LabelTokenizer
+from subquad.data.tokenizers.subword import FilledTokenizer
 from tests.originals.files import FOLDER
 from tests.originals.text import check_dictionary, check_post_process
 
@@ -207,6 +208,20 @@ def test_a_tokenizer_json_of_others(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         build_tokenizer(TokenizerConfig(kind="file", path=str(path)))
+
+
+def test_a_tokenizer_of_a_model_with_more_rows_that_reads_a_beginning(tmp_path: Path, tokenizers) -> None:
+    bpe = tokenizers["bpe"]
+    content, roles = bpe.files()["tokenizer.json"], bpe.settings()
+    begun = FilledTokenizer(content, "x", roles, bpe.size + 7, begun=True)
+    begun.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.size == bpe.size + 7
+    assert loaded.encode("a b") == loaded.encode_batch(["a b"])[0] == [bpe.bos, *bpe.encode("a b")]
+    assert loaded.decode(loaded.encode("a b")) == "a b"
+    assert FilledTokenizer(content, "x", roles, bpe.size, begun=False).encode("a b") == bpe.encode("a b")
+    with pytest.raises(ValueError, match="tokens, but the model has 9"):
+        FilledTokenizer(content, "x", roles, 9, begun=True)
 
 
 def test_sentencepiece_names_the_package(tmp_path: Path, monkeypatch) -> None:

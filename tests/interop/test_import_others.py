@@ -19,6 +19,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from subquad.cli.main import run as command
 from subquad.data.images.transforms import AugmentOptions
@@ -441,6 +444,36 @@ def test_a_checkpoint_of_crybot_from_weights_and_biases_is_evaluated(tmp_path: P
     expected, scored = fixture["in.tgt"][:, 1:], fixture["in.tgt_mask"][:, 1:] != 0
     log_probs = fixture["out.log_probs"].gather(-1, expected[..., None])[..., 0][scored]
     assert found["metrics"]["ppl"]["value"] == pytest.approx(math.exp(-log_probs.mean()), rel=1e-5)
+
+
+def test_a_model_of_crybot_reads_and_writes_text(tmp_path: Path, capsys) -> None:
+    """With the tokenizer.json that it was trained with, BLEU is that of words and perplexity is the original's."""
+    fixture = sample(LINFORMER, "crybot_*_encdec")
+    size = fixture["weights.linear.weight"].shape[0]
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, **{f"w{number}": number for number in range(4, size)}}
+    engine = Engine(WordLevel(words, unk_token="<unk>"))
+    engine.pre_tokenizer = WhitespaceSplit()
+    engine.save(str(tmp_path / "tokenizer.json"))
+    torch.save(write_crybot(fixture, tmp_path), tmp_path / "checkpoint.pt")
+    run = str(tmp_path / "run")
+    options = ["--out", run, "--tokenizer", str(tmp_path / "tokenizer.json")]
+    assert command(["import", str(tmp_path / "checkpoint.pt"), *options]) == 0
+    assert "as ids" not in capsys.readouterr().out
+    source, target = (
+        [" ".join(f"w{token}" for token in row if token > 3) for row in fixture[name].tolist()]
+        for name in ("in.src", "in.tgt")
+    )
+    rows = [f"{right},{left}\n" for left, right in zip(source, target, strict=True)]
+    (tmp_path / "test.csv").write_text("".join(["de,en\n", *rows]))
+    split = f"data.splits.test={{files: [{tmp_path / 'test.csv'}], columns: [en, de]}}"
+    assert command(["evaluate", run, split, "--resamples", "1"]) == 0
+    found = json.loads((tmp_path / "run/evaluation-test.json").read_text())
+    expected, scored = fixture["in.tgt"][:, 1:], fixture["in.tgt_mask"][:, 1:] != 0
+    log_probs = fixture["out.log_probs"].gather(-1, expected[..., None])[..., 0][scored]
+    assert found["metrics"]["ppl"]["value"] == pytest.approx(math.exp(-log_probs.mean()), rel=1e-5)
+    said = (tmp_path / "run/evaluation-test.hyp.txt").read_text().split()
+    assert said
+    assert not any(word.isdigit() for word in said)
 
 
 def test_an_encoder_alone_is_refused(tmp_path: Path, capsys) -> None:

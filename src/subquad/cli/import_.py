@@ -22,6 +22,13 @@ def import_(
     ] = None,
     dict_target: Annotated[Path | None, typer.Option(help="The dictionary of fairseq for the target.")] = None,
     codes: Annotated[Path | None, typer.Option(help="The file with the BPE codes of subword-nmt.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="The tokenizer.json of a model of crybot/linformer, which is BART's. Without it text goes in and "
+            "comes out as its ids."
+        ),
+    ] = None,
     remove_bpe: RemoveBpe = None,
     moses: Annotated[
         bool,
@@ -42,6 +49,7 @@ def import_(
     subquad import wmt16.en-de/model.pt --out runs/wmt16
     subquad import checkpoint_best.pt --out runs/iwslt --codes code \\
         --dict-source dict.de.txt --dict-target dict.en.txt
+    subquad import checkpoint.pt --out runs/k32 --tokenizer models/facebook/bart-base/tokenizer.json
     subquad import digits-hf --out runs/digits-again
     subquad train runs/wmt16/recipe.yaml --out runs/wmt16 train.updates=60000 \\
         "data.splits.train=[train.en, train.de]" "data.splits.valid=[valid.en, valid.de]"
@@ -49,7 +57,7 @@ def import_(
     from subquad.interop.checkpoints import import_checkpoint
     from subquad.interop.checkpoints.run import TextFiles
 
-    texts = TextFiles(dict_source, dict_target, codes, moses, remove_bpe=remove_bpe)
+    texts = TextFiles(dict_source, dict_target, codes, moses, remove_bpe=remove_bpe, tokenizer=tokenizer)
     imported = import_checkpoint(file, out, texts)
     size = f"{imported.model.parameter_count():,} parameters"
     print(f"{out}: {imported.task} model of {imported.origin}: {size}, update {imported.update:,}")

@@ -188,6 +188,39 @@ class JsonTokenizer(SubwordTokenizer):
         return cls(engine.to_str().encode(), path, special_ids)
 
 
+class FilledTokenizer(SubwordTokenizer):
+    """A tokenizer.json of an imported model, whose tables may have more rows than there are tokens.
+
+    begun: whether the model reads `bos` before every text.
+    """
+
+    kind = "filled-file"
+    options = None
+
+    def __init__(self, content: bytes, path: str, special_ids: Mapping[str, int], size: int, begun: bool) -> None:
+        super().__init__(content, path, special_ids)
+        if size < self.size:
+            raise ValueError(f"{path} has {self.size:,} tokens, but the model has {size:,}")
+        self.size, self.begun = size, begun
+
+    def encode(self, text: str) -> list[int]:
+        return [*self._beginning, *super().encode(text)]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[*self._beginning, *ids] for ids in super().encode_batch(texts)]
+
+    @property
+    def _beginning(self) -> list[int]:
+        return [self.bos] if self.begun else []
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "size": self.size, "begun": self.begun}
+
+    @classmethod
+    def restore(cls, settings: Mapping[str, Any], files: Mapping[str, bytes]) -> Self:
+        return cls(files["tokenizer.json"], "tokenizer.json", settings, settings["size"], settings["begun"])
+
+
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece .model file (needs the package sentencepiece).
 

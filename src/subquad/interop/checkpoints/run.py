@@ -23,12 +23,12 @@ DEFAULT_LR = 1e-4
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Dictionaries and codes that the user named.
+    """Dictionaries, codes and a tokenizer that the user named.
 
     codes: if they are not named, those beside the checkpoint are used, unless the text is in `pieces` already.
     moses: whether Moses splits the text before the codes are applied. languages: of source and target, where they are
     not those that the checkpoint names. remove_bpe: how pieces become words where there are no codes (see
-    `DecodeOptions`).
+    `DecodeOptions`). tokenizer: the tokenizer.json of a model whose checkpoint has ids only.
     """
 
     dict_source: Path | None = None
@@ -38,6 +38,7 @@ class TextFiles:
     pieces: bool = False
     languages: tuple[str | None, str | None] = (None, None)
     remove_bpe: str | None = None
+    tokenizer: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -175,15 +175,17 @@ def _convert_evaluation(arguments: Arguments) -> Conversion:
         return Conversion("crybot/linformer", commands=[f"subquad evaluate wandb:{checkpoint} --split test"])
     name = re.sub(r"[^\w.-]", "", checkpoint.rpartition("/")[2])
     pulled = ["wandb", "pull", checkpoint] if "/" in checkpoint else ["wandb", "pull", "-p", PROJECT, checkpoint]
-    read = "data.splits.test={files: [TEST.npz], columns: [src, tgt]}"
+    read = f"data.splits.test={{files: [{FILES}_test.csv], columns: [en, de]}}"
     commands = [
         shlex.join(pulled),
-        f"subquad import checkpoint.pt --out runs/{name}",
-        shlex.join(["subquad", "evaluate", f"runs/{name}", "--split", "test", read]),
+        f"subquad import checkpoint.pt --out runs/{name} --tokenizer {TOKENIZER}",
+        shlex.join(
+            ["subquad", "evaluate", f"runs/{name}", "--split", "test", read, f"data.max_length={MAX_LENGTH - 1}"]
+        ),
     ]
     notes = [
-        "The first line fetches checkpoint.pt and config.yaml of the run. The model reads and writes numbers of BART's "
-        "tokenizer, so that its test set is a dump as pretokenize_dataset.py makes it, and BLEU is that of numbers.",
+        "The first line fetches checkpoint.pt and config.yaml of the run. The model reads and writes BART's tokens: "
+        "without --tokenizer, its test set is a dump as pretokenize_dataset.py makes it, and BLEU is that of numbers.",
         "A run that was trained here with track.wandb_artifacts is evaluated by the name of its artifact: subquad "
         "evaluate wandb:ENTITY/PROJECT/NAME:VERSION --split test",
     ]

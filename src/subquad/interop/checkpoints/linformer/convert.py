@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subquad.data.tokenizers import Tokenizer, TokenizerConfig, build_tokenizer
 from subquad.data.tokenizers.simple import IdTokenizer
+from subquad.data.tokenizers.subword import FilledTokenizer
 from subquad.files import read_yaml
 from subquad.interop.checkpoints.linformer.models import convert_model
 from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
@@ -24,6 +26,10 @@ SPECIAL_IDS = {"bos": 0, "pad": 1, "eos": 2, "unk": 3}
 """The special ids of BART's tokenizer, which the original uses."""
 DECODE = {"beam": 1, "max_len_a": 0.0, "max_len_b": 256, "min_len": 0}
 """How the original decodes: it takes the likeliest token at each step."""
+IDS_NOTE = (
+    "text goes in and comes out as ids of BART's tokenizer, unless --tokenizer names its tokenizer.json: a source is 0 "
+    "(its <s>) and its tokens, without the end"
+)
 WEIGHTS = "model_state_dict"
 
 
@@ -33,7 +39,7 @@ def recognises(contents: Any) -> bool:
     return isinstance(state, Mapping) and "model.encoder.stacked.0.attention.qkv_proj.weight" in state
 
 
-def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ConvertedRun:  # noqa: ARG001
+def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> ConvertedRun:
     """Converts a checkpoint to a run of ours."""
     state: Mapping[str, Tensor] = contents[WEIGHTS]
     if "linear.weight" not in state or not any(name.startswith("model.decoder.") for name in state):
@@ -41,21 +47,37 @@ def convert(contents: Mapping[str, Any], folder: Path, texts: TextFiles) -> Conv
     config = _read_config(folder)
     found = convert_model({**config, "pad": SPECIAL_IDS["pad"]}, state).module
     size = state["linear.weight"].shape[0]
-    # <s> is a token of sources like any other, so that it is kept where a table of tokens begins with it
-    source = IdTokenizer(size, {role: number for role, number in SPECIAL_IDS.items() if role != "bos"})
     return ConvertedRun(
         origin=f"crybot/linformer, {config['model'].get('type', 'model')}",
         task="translation",
         model=_begin_with_eos(found),
-        tokenizers={"source": source, "target": IdTokenizer(size, SPECIAL_IDS)},
+        tokenizers=_tokenizers(size, texts.tokenizer),
         recipe={"decode": DECODE},
         notes=[
-            "text goes in and comes out as ids of BART's tokenizer: a source is 0 (its <s>) and its tokens, without "
-            "the end",
+            *([IDS_NOTE] if texts.tokenizer is None else []),
             "source and target have a table of embeddings each, which differ in the token that a target begins with",
             "the state of the optimiser is not converted: training continues with a fresh one and a constant rate",
         ],
     )
+
+
+def _tokenizers(size: int, path: Path | None) -> dict[str, Tokenizer]:
+    """Of source and target: those of the file, or ids. size: the rows of the model's tables."""
+    if path is None:
+        # <s> is a token of sources like any other, so that it is kept where a table of tokens begins with it
+        source = {role: number for role, number in SPECIAL_IDS.items() if role != "bos"}
+        return {"source": IdTokenizer(size, source), "target": IdTokenizer(size, SPECIAL_IDS)}
+    read = build_tokenizer(TokenizerConfig(kind="file", path=str(path)))
+    found = {role: getattr(read, role) for role in SPECIAL_IDS}
+    if found != SPECIAL_IDS:
+        raise ValueError(
+            f"{path} has the special ids {found}, but BART's, with which the model works, are {SPECIAL_IDS}"
+        )
+    content = read.files()["tokenizer.json"]
+    return {
+        side: FilledTokenizer(content, str(path), SPECIAL_IDS, size, begun=side == "source")
+        for side in ("source", "target")
+    }
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
