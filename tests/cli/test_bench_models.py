@@ -28,6 +28,14 @@ def test_an_epoch_and_a_run_follow_from_the_timed_updates(tmp_path: Path, capsys
     assert {row["epoch_updates"] for row in rows} == {22}, "20 batches of 64, then 16 and 1"
 
 
+def test_a_recipe_is_measured_after_changes(capsys) -> None:
+    words = ["--mixers", "recipe", "--updates", "1", "--json"]
+    assert run(["bench", "--recipe", "digits", *words, "model.dim=16", "train.budget.max_sentences=700"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["changes"] == ["model.dim=16", "train.budget.max_sentences=700"]
+    assert report["rows"][0]["epoch_updates"] == 3, "two batches of 648 and one of 1"
+
+
 def test_a_preset_by_length(tmp_path: Path) -> None:
     out = tmp_path / "lengths.csv"
     words = ["--lengths", "32,16", "--tokens", "64", "--repeats", "1", "--part", "encoder", "--out", str(out)]
@@ -41,6 +49,9 @@ def test_a_preset_by_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--recipe", "digits", "--set", "model.dim=16"], "with --recipe, changes stand alone"),
+        (["--recipe", "digits", "model.dims=16"], "did you mean 'dim'"),
+        (["model.dim=16"], "changes are for a recipe, which --recipe names"),
         (["--preset", "lm_smal"], "did you mean 'lm_small'"),
         (["--preset", "lm_small", "--part", "decoder"], "--part decoder: choose encoder or full"),
         (["--preset", "lm_small", "--set", "decoder.layer=1", "--lengths", "16"], "did you mean 'layers'"),

@@ -20,6 +20,10 @@ HEADERS += ["inference MiB", "training MiB"]
 
 
 def bench(
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="Changes to the recipe of --recipe, such as train.accumulate=4."),
+    ] = None,
     mixers: Annotated[
         str,
         typer.Option(
@@ -83,7 +87,7 @@ def bench(
     subquad bench
     subquad bench --mixers eva,local,performer --lengths 512,2048 --set eva.window=64 --out bench.json
     subquad bench --causal --device cuda --out result.json
-    subquad bench --recipe small/speeches --mixers softmax,eva --updates 20
+    subquad bench --recipe small/speeches --mixers softmax,eva --updates 20 train.budget.max_tokens=1024
     subquad bench --preset linformer_translation_k128 --part encoder --lengths 256,1024,4096 --out lengths.csv
     """
     if out is not None and not out.absolute().parent.is_dir():
@@ -93,7 +97,11 @@ def bench(
     if recipe is not None:
         from subquad.recipes.schema import check_recipe
 
-        check_recipe(recipe)
+        if set_:
+            raise ValueError(f"--set {set_[0]}: with --recipe, changes stand alone: NAME=VALUE, as in `subquad train`")
+        check_recipe(recipe, changes or [])
+    elif changes:
+        raise ValueError(f"{changes[0]}: changes are for a recipe, which --recipe names; --set is for mechanisms")
     import torch
 
     from subquad.allocator import set_up_command
@@ -106,7 +114,8 @@ def bench(
             raise ValueError(f"--threads must be at least 1 (got {threads})")
         torch.set_num_threads(threads)
     if recipe is not None:
-        bench_recipe(recipe, split_words(mixers) if mixers != "linear" else ["recipe"], updates, out, as_json)
+        chosen = split_words(mixers) if mixers != "linear" else ["recipe"]
+        bench_recipe(recipe, changes or [], chosen, updates, out, as_json)
         return
     sizes = [parse_integer("--lengths", word) for word in split_words(lengths)]
     precision = dtype or default_dtype(torch.device(_check_device(device)))

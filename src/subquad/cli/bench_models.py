@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from subquad.compare.measure.presets import PresetPlan
 
 
-def bench_recipe(recipe: Path, mixers: Sequence[str], updates: int, out: Path | None, as_json: bool) -> None:
+def bench_recipe(
+    recipe: Path, changes: Sequence[str], mixers: Sequence[str], updates: int, out: Path | None, as_json: bool
+) -> None:
     """Time and memory of an epoch and of the run, for each mechanism in the recipe's model."""
     from tempfile import TemporaryDirectory
 
     from subquad.compare.measure.training import WARMUP, measure_training
     from subquad.train.recipe import read_recipe
 
-    read = read_recipe(recipe)
+    read = read_recipe(recipe, changes)
     with TemporaryDirectory() as data, Progress(updates) as progress:
         found = measure_training(
             read,
@@ -31,7 +33,13 @@ def bench_recipe(recipe: Path, mixers: Sequence[str], updates: int, out: Path | 
             on_round=lambda done: progress.update(f"{done} of {updates} updates timed", done),
         )
     rows = [cost.to_json() for cost in found]
-    report = {"recipe": str(recipe), "warm-up updates": WARMUP, "threads": _threads(), "rows": rows}
+    report = {
+        "recipe": str(recipe),
+        "changes": [*changes],
+        "warm-up updates": WARMUP,
+        "threads": _threads(),
+        "rows": rows,
+    }
     if not as_json:
         first = found[0]
         cells = [
