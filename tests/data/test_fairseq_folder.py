@@ -170,9 +170,14 @@ def test_training_on_a_folder(task: str, form: str, tmp_path: Path, capsys: pyte
     folder = write(tmp_path / "data-bin", form)
     path, run = write_recipe(tmp_path, task, {"fairseq": str(folder)}), tmp_path / "run"
     assert command(["train", path, "--dry-run"]) == 0
-    assert re.search(r"data: folder +found", capsys.readouterr().out)
+    tried = capsys.readouterr().out
+    assert re.search(r"data: folder +found", tried)
+    counted = re.search(r"parameters +([\d,]+) with a vocabulary of [\d,]+(?: and [\d,]+)? *\n", tried)
+    assert counted, "the dictionaries are there, and nothing is left to the data"
     assert command(["train", path, "--out", str(run)]) == 0
-    assert "after 2 updates" in capsys.readouterr().out
+    trained = capsys.readouterr()
+    assert "after 2 updates" in trained.out
+    assert f"{counted[1]} parameters" in trained.err
     target = load_trained(run, "last").tokenizer("target" if task == "translation" else "text")
     assert target.id_to_token(4) == "a"
     assert command(["evaluate", str(run), "--split", "test", "decode.max_len_b=5"]) == 0
@@ -187,6 +192,14 @@ def test_training_on_a_folder(task: str, form: str, tmp_path: Path, capsys: pyte
     assert command(["evaluate", str(run), "--split", "train", "decode.max_len_b=5"]) == 0
     expected = json.loads((run / "evaluation-train.json").read_text())
     assert swapped["data"]["sha256"] == expected["data"]["sha256"] != found["data"]["sha256"], "the given data is read"
+
+
+def test_a_dry_run_reads_the_dictionaries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_lines(tmp_path / "data-bin", "mmap")
+    with (folder / "dict.txt").open("a") as file:
+        file.write("a 1\n")
+    assert command(["train", write_recipe(tmp_path, "language-model", {"fairseq": str(folder)}), "--dry-run"]) == 1
+    assert "'a' occurs twice" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -181,9 +181,11 @@ def _show_dry_run(found: "DryRun") -> None:
     """What would be trained; ValueError at the end if its data cannot be read."""
     sizes = dict.fromkeys(size for name in VOCABULARIES if (size := found.model.get(name)) is not None)
     vocabulary = " and ".join(f"{size:,}" for size in sizes)
-    given = f" with a vocabulary of {vocabulary}; the data may give another" if sizes else ""
+    given = f" with a vocabulary of {vocabulary}" if sizes else ""
     if (classes := found.model.get("num_classes")) is not None:
-        given += f" with {classes:,} classes{'' if found.classes_counted else '; the data may give another number'}"
+        given += f" with {classes:,} classes"
+    if given and not found.counted:
+        given += "; the data may give another"
     rows = [
         ["task", found.task],
         ["batch", f"{found.batch} images" if found.length is None else f"{found.batch} x {found.length} tokens"],

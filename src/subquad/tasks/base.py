@@ -72,6 +72,10 @@ class DataConfig(Options):
         """How a user names the files of a split on the command line."""
         return f"data.splits.{split}=FILE"
 
+    def count_vocabularies(self) -> list[int]:
+        """The sizes of the vocabularies that the data has already; none if they follow from text."""
+        return []
+
     def check_first_sample(self, split: str) -> None:
         """Raises a ValueError if the first sample of a split cannot be read, where this can be told at once."""
 

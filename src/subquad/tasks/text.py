@@ -129,9 +129,14 @@ class TextData(DataConfig):
         return files
 
     def check_first_sample(self, split: str) -> None:
+        if split == "folder" and self.fairseq is not None:
+            self.fairseq.read_vocabularies(self.sample_kind)
         source = self.splits.get(split)
         if source is not None and not source.is_ids:
             next(read_samples(source, FIELDS[self.sample_kind], report=ReadingReport(self.on_error)))
+
+    def count_vocabularies(self) -> list[int]:
+        return [] if self.fairseq is None else self.fairseq.count_vocabularies(self.sample_kind)
 
     def is_available(self, cache: Path) -> bool:
         return self.folder is not None or cache.exists()
@@ -249,7 +254,7 @@ class BlockTask(WordTask):
 
     @classmethod
     def expected_model_config(cls, data: TextData) -> dict[str, Any]:
-        size = data.tokenizer.vocab_size
+        size = next(iter(data.count_vocabularies()), data.tokenizer.vocab_size)
         return {} if size is None else {"vocab": size + cls.extra_symbols}
 
     @classmethod

@@ -148,6 +148,8 @@ class TranslationTask(WordTask):
 
     @classmethod
     def expected_model_config(cls, data: TranslationData) -> dict[str, Any]:
+        if counted := data.count_vocabularies():
+            return {"source_vocab": counted[0], "target_vocab": counted[-1]}
         source = data.tokenizer.vocab_size
         target = data.target_tokenizer.vocab_size if data.target_tokenizer is not None else source
         return {} if source is None or target is None else {"source_vocab": source, "target_vocab": target}

@@ -14,7 +14,7 @@ class DryRun:
     """What a recipe would train. batch and length: a typical batch; a sample without tokens has the length None.
 
     data: what is wrong with each input by its name; None: it was found, and its first sample can be read.
-    classes_counted: whether the classes of the model are those of the data, and not the preset's.
+    counted: whether the model's classes or vocabulary are those of the data, and not the preset's or an aim.
     """
 
     task: str
@@ -24,7 +24,7 @@ class DryRun:
     training_bytes: int
     model: dict[str, Any]
     data: dict[str, str | None]
-    classes_counted: bool
+    counted: bool
 
     @property
     def problems(self) -> dict[str, str]:
@@ -45,9 +45,8 @@ def dry_run(recipe: "str | Path | Mapping[str, Any] | Recipe", *changes: str, **
     batch, length = read.task_class.typical_batch(read.data, read.train.budget)
     cost = estimate_costs(model, batch, length or 1, streaming=False)
     data = {name: _find_problem(read, name, files) for name, files in read.data.input_files().items()}
-    return DryRun(
-        read.task, batch, length, cost.parameters, cost.training_bytes, model, data, "num_classes" in expected
-    )
+    counted = "num_classes" in expected or bool(read.data.count_vocabularies())
+    return DryRun(read.task, batch, length, cost.parameters, cost.training_bytes, model, data, counted)
 
 
 def _find_problem(recipe: Recipe, name: str, files: Sequence[str]) -> str | None:

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from subquad.config import Options
 from subquad.data.fairseq.index import INDEX
 from subquad.data.text.prepare import TextDataConfig
+from subquad.data.tokenizers import build_tokenizer
 
 NAME = re.compile(r"(?P<split>[a-z]+\d*)(\.(?P<first>[^.]+)-(?P<second>[^.]+)\.(?P<language>[^.]+))?\.idx")
 """Matches train.idx and train.de-en.de.idx."""
@@ -64,6 +65,18 @@ class FairseqFolder(Options):
             "max_length": max_length,
         }
         return TextDataConfig.parse(f"{folder}", options)
+
+    def read_vocabularies(self, sample_kind: str) -> list[int]:
+        """The sizes of the vocabularies of source and target, or of the text."""
+        config = self.text_config(sample_kind)
+        return [build_tokenizer(one).size for one in (config.tokenizer, config.target_tokenizer) if one is not None]
+
+    def count_vocabularies(self, sample_kind: str) -> list[int]:
+        """The same; none if the folder cannot be read."""
+        try:
+            return self.read_vocabularies(sample_kind)
+        except ValueError:
+            return []
 
     def _tokenizer(self, dictionary: Path) -> dict[str, str]:
         if not dictionary.is_file():
