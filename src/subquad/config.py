@@ -203,7 +203,8 @@ def apply_change(data: Mapping[str, Any], text: str) -> dict[str, Any]:
     try:
         change: Any = parse_yaml(value)
     except ValueError:
-        raise ValueError(f"{text!r}: the value is not YAML") from None
+        cut = "; a shell splits at spaces: put the whole change into quotation marks" if text[-1] in ":," else ""
+        raise ValueError(f"{text!r}: the value is not YAML{cut}") from None
     if place.rstrip().endswith(":"):
         return _replace(data, names, change)
     for name in reversed(names):

@@ -261,6 +261,7 @@ def test_the_originals_name_of_a_pyramid_is_accepted() -> None:
         ("small/phrases", "train.updates", "write NAME=VALUE, such as train.updates=100"),
         ("small/phrases", "train..updates=3", "write NAME=VALUE, such as train.updates=100"),
         ("small/phrases", "train.updates=[3", "not YAML"),
+        ("small/phrases", "data:={folder:", "put the whole change into quotation marks"),
         ("small/phrases", "model.encoder.mixer=evo", "did you mean 'eva'"),
         ("small/phrases", "model.encoder.layrs=3", "did you mean 'layers'"),
         ("small/phrases", "model.preset=translation_smal", "did you mean 'translation_small'"),

@@ -102,14 +102,17 @@ def copy_recipe(name: str, out: Path | None) -> None:
 
 def convert(command: str, out: Path | None) -> None:
     """Prints or writes the recipe of an original program's command line."""
-    text = read_command(command).to_text()
+    found = read_command(command)
     if out is None:
-        print(text, end="")
+        print(found.to_text(), end="")
         return
+    if found.recipe is None:
+        raise ValueError(f"--out: this command of {found.original} trains nothing, so that there is no recipe to write")
     from subquad.files import write_text
+    from subquad.interop.commands import RECIPE
 
-    write_text(out, text.replace("RECIPE.yaml", str(out)))
-    print(f"{out}: written")
+    write_text(out, found.to_text().replace(RECIPE, str(out)))
+    print("\n".join([f"{out}: written. To run it:", *(line.replace(RECIPE, str(out)) for line in found.commands)]))
 
 
 def read_command(given: str) -> "Conversion":

@@ -132,7 +132,10 @@ def test_a_measurement_of_crybot(model: dict[str, Any], longest: int, words: str
 def test_a_checkpoint_of_crybot_is_fetched_imported_and_evaluated() -> None:
     """It is a file of a run; an artifact is a run of ours."""
     (found,) = convert_command("./run.sh src/evaluate.py --checkpoint s3edn4nb")
-    assert found.commands[:2] == ["wandb pull -p HLT s3edn4nb", "subquad import checkpoint.pt --out runs/s3edn4nb"]
+    assert found.commands[:2] == [
+        "wandb pull -p HLT s3edn4nb",
+        "subquad import checkpoint.pt --out runs/s3edn4nb --tokenizer models/facebook/bart-base/tokenizer.json",
+    ]
     assert shlex.split(found.commands[2])[:3] == ["subquad", "evaluate", "runs/s3edn4nb"]
     (found,) = convert_command("./run.sh src/evaluate.py --checkpoint me/HLT/run-k32:best")
     assert found.commands == ["subquad evaluate wandb:me/HLT/run-k32:best --split test"]
@@ -297,6 +300,17 @@ def test_flags_without_a_counterpart_are_listed_with_the_reason() -> None:
     assert "# Without a counterpart: --made-up 3" in found.to_text()
 
 
+def test_no_flag_of_a_model_goes_without_a_word() -> None:
+    """What the architecture has already has no line in the recipe, and what it has no part for does nothing there."""
+    found = convert_commands(seeds.IWSLT)
+    (note,) = [note for note in found.notes if note.startswith("The architecture has this already")]
+    for words in ("--attention-dropout 0.1", "--weight-dropout 0.1", "--encoder-glu 0", "--decoder-glu 0"):
+        assert words in note
+    assert "--dropout 0.3" not in note
+    found = convert_commands("fairseq-train d -a transformer_iwslt_de_en --optimizer adam --lr 1 --encoder-glu 1")
+    assert found.unsupported == {"--encoder-glu 1": "transformer_iwslt_de_en has no part that it changes"}
+
+
 # ---------------------------------------------------------------------- the command line
 
 
@@ -308,6 +322,10 @@ def test_the_command_prints_a_recipe_that_is_read_again(tmp_path: Path, capsys) 
     assert_same_training(Recipe.parse("printed", yaml.safe_load(printed)), shipped("iwslt14_de_en_dynamicconv"))
     assert command(["recipes", "--from", seeds.IWSLT, "--out", str(tmp_path / "my.yaml")]) == 0
     assert f"subquad train {tmp_path / 'my.yaml'} --out runs/dynamic_conv_iwslt" in (tmp_path / "my.yaml").read_text()
+    assert f"subquad train {tmp_path / 'my.yaml'} --out runs/dynamic_conv_iwslt" in capsys.readouterr().out
+    assert command(["recipes", "--from", f"SAVE=x\n{seeds.AVERAGE}", "--out", str(tmp_path / "none.yaml")]) == 1
+    assert "trains nothing, so that there is no recipe to write" in capsys.readouterr().err
+    assert not (tmp_path / "none.yaml").exists()
 
 
 def test_a_command_may_be_longer_than_the_name_of_a_file(capsys) -> None:

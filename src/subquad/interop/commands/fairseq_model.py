@@ -12,6 +12,7 @@ from typing import Any
 from subquad.config import nearest
 from subquad.interop.commands.flags import Arguments
 from subquad.models import PRESETS
+from subquad.original_names import MODEL, key
 
 ARCHITECTURES = {
     "lightconv": "lightconv_wmt_en_de",
@@ -49,6 +50,7 @@ class ModelFlags:
                 if isinstance(self.model[side].get(part), str):
                     self.model[side][part] = {"name": self.model[side][part]}
         self.embeddings = {"source": "encoder", "target": "decoder"} if len(self.sides) == 2 else {"embedding": ""}
+        self.asked = {"arch"}
 
     def section(self) -> Data:
         """The section `model` of the recipe."""
@@ -58,6 +60,18 @@ class ModelFlags:
         self._linformer()
         self._embeddings()
         return {"preset": self.preset, **_difference(PRESETS[self.preset], self.model)}
+
+    def without_lines(self, section: Data) -> list[str]:
+        """The words of the command that the preset fulfils already, so that no line of the section shows them."""
+        shown = {words for path, words in self.origins.items() if has_field({"model": section}, path)}
+        return [words for words in dict.fromkeys(self.origins.values()) if words not in shown]
+
+    def without_effect(self) -> dict[str, str]:
+        """The words that change a part which the architecture does not have, and why they have no counterpart."""
+        known = {key(name): flag for name, flag in MODEL.items() if not flag.reason}
+        given = self.arguments.values.items()
+        reason = f"{self.preset} has no part that it changes"
+        return {one.words: reason for name, one in given if name in known and name not in self.asked}
 
     # ------------------------------------------------------------------ groups of flags
 
@@ -114,21 +128,22 @@ class ModelFlags:
             self._set("no_token_positional_embeddings", f"{name}.positions", lambda _: "none")
             self._set("no_scale_embedding", f"{name}.scale", lambda _: False)
             self._set("layernorm_embedding", f"{name}.norm", lambda _: True)
+        words = self.arguments.words("share_all_embeddings") or self.arguments.words("share_decoder_input_output_embed")
+        self.asked |= {"share_all_embeddings", "share_decoder_input_output_embed"}
+        if words:
+            self.origins |= {"model.head.tied": words, "model.shared_embedding": words}
         if self.model["kind"] == "masked-language-model" or "cutoffs" in self.model.get("head", {}):
             return  # their output is the embedding's, whatever the flags say
         shared = "share_all_embeddings" in self.arguments
-        tied = shared or "share_decoder_input_output_embed" in self.arguments
-        words = self.arguments.words("share_all_embeddings") or self.arguments.words("share_decoder_input_output_embed")
-        self.model.setdefault("head", {})["tied"] = tied
+        self.model.setdefault("head", {})["tied"] = words is not None
         if len(self.sides) == 2:
             self.model["shared_embedding"] = shared
-        if words:
-            self.origins |= {"model.head.tied": words, "model.shared_embedding": words}
 
     # ------------------------------------------------------------------ one flag
 
     def _set(self, flag: str, path: str, convert: Convert, only_if_true: bool = False) -> None:
         """Sets what a flag sets, if the command has it."""
+        self.asked.add(flag)
         if flag not in self.arguments:
             return
         given = self.arguments.values[flag]
@@ -167,6 +182,16 @@ def parse_list(text: str) -> list[int]:
     head, star, count = text.replace(" ", "").partition("*")
     values = ast.literal_eval(head if head.startswith(("[", "(")) else f"[{head}]")
     return [int(value) for value in values] * (int(count) if star else 1)
+
+
+def has_field(content: Mapping[str, Any], path: str) -> bool:
+    """Whether a recipe has a field, by its dotted name."""
+    part: Any = content
+    for name in path.split("."):
+        if not isinstance(part, Mapping) or name not in part:
+            return False
+        part = part[name]
+    return True
 
 
 def _difference(base: Mapping[str, Any], changed: Mapping[str, Any]) -> Data:

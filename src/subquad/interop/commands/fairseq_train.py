@@ -7,7 +7,7 @@ from typing import Any
 
 from subquad.interop.checkpoints.fairseq.settings import recipe_sections
 from subquad.interop.commands.conversion import RECIPE, Conversion
-from subquad.interop.commands.fairseq_model import ModelFlags
+from subquad.interop.commands.fairseq_model import ModelFlags, has_field
 from subquad.interop.commands.flags import Arguments, read_arguments
 from subquad.interop.commands.shell import Invocation
 from subquad.original_names import MODEL, TRAINING, key
@@ -49,8 +49,11 @@ def convert_arguments(arguments: Arguments, invocation: Invocation) -> Conversio
     if (processes := _num_processes(arguments, invocation)) > 1:
         origins["train.accumulate"] = f"{origins.get('train.accumulate', '')} on {processes} processes".strip()
     conversion = Conversion("fairseq-train", recipe, origins)
-    conversion.unsupported, conversion.notes = dict(arguments.unsupported), [_sentence(note) for note in sections.notes]
+    conversion.unsupported = arguments.unsupported | model.without_effect()
+    conversion.notes = [_sentence(note) for note in sections.notes]
     conversion.notes += _training_notes(recipe, arguments, invocation)
+    if fulfilled := model.without_lines(recipe["model"]):
+        conversion.notes.append(f"The architecture has this already, and no line shows it: {', '.join(fulfilled)}.")
     conversion.start = _start(arguments)
     if conversion.start is not None:
         conversion.notes.append(_import_note(arguments))
@@ -157,22 +160,13 @@ def _origins(recipe: Data, arguments: Arguments) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, flag in TRAINING.items():
         words = arguments.words(key(name))
-        if words and flag.fields and _has_field(recipe, flag.fields):
+        if words and flag.fields and has_field(recipe, flag.fields):
             found[flag.fields] = f"{found[flag.fields]} {words}" if flag.fields in found else words
     if arguments.positional:
         found["data.fairseq"] = arguments.positional[0]
     if found.get("optim.name") and recipe["optim"]["name"] == OptimConfig().name != arguments.get("optimizer"):
         found["optim.name"] += " has no counterpart"
     return found
-
-
-def _has_field(recipe: Mapping[str, Any], path: str) -> bool:
-    part: Any = recipe
-    for name in path.split("."):
-        if not isinstance(part, Mapping) or name not in part:
-            return False
-        part = part[name]
-    return True
 
 
 def _training_notes(recipe: Data, arguments: Arguments, invocation: Invocation) -> list[str]:
