@@ -237,8 +237,9 @@ PREPARATION = {
     "--tgtdict": Flag("data.target_tokenizer.path"),
     "--nwordssrc": Flag("data.tokenizer.vocab_size"),
     "--nwordstgt": Flag("data.target_tokenizer.vocab_size"),
-    "--thresholdsrc": Flag(reason="data.tokenizer.vocab_size limits a vocabulary"),
-    "--thresholdtgt": Flag(reason="data.target_tokenizer.vocab_size limits a vocabulary"),
+    "--thresholdsrc": Flag("data.tokenizer.min_count"),
+    "--thresholdtgt": Flag("data.target_tokenizer.min_count"),
+    "--padding-factor": Flag("data.tokenizer.multiple"),
     "--workers": Flag(reason="text is prepared in batches by the tokenizer's own threads"),
     "--bpe": Flag(reason="data.tokenizer says how text is split"),
 }

@@ -116,6 +116,7 @@ def test_names_of_the_documents_are_on_the_page() -> None:
         crybot/WMT14-en-de-tokenized pretokenize_dataset.py lin_k32_training.yaml lin_k64_training.yaml
         vanilla_training.yaml compare_performance.py perf_lin_k128_encoder_only.yaml evaluate.py build.sh
         AttentionFactory NestedNamespace add_attn_specific_args build_attention evit_tiny_p8 evit_tiny_p16
+        ~/.wandb_secret wandb_callback requirements.txt build_ext -s
         evit_small_p16 pvt_medium2 --proj-method --encoder-attn- --decoder-attn- wikitext103-eva-16layers-lm
         wikitext103-eva-32layers-lm wmt14ende-eva-e32_c8-mt wmt14ende-eva-e8_c8-mt
     """

@@ -123,10 +123,10 @@ def bench(
         from subquad.compare.measure.presets import PresetPlan
         from subquad.config import apply_change
 
-        changes: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         for change in set_ or []:
-            changes = apply_change(changes, change)
-        model = PresetPlan(preset, sizes, _check_part(part), tokens, repeats, device, precision, changes)
+            own = apply_change(own, change)
+        model = PresetPlan(preset, sizes, _check_part(part), tokens, repeats, device, precision, own)
         bench_preset(model, out, as_json)
         return
     plan = BenchPlan(

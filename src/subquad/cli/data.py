@@ -61,6 +61,13 @@ def prepare(
         typer.Option(help="The kind of tokenizer, such as bpe, words or bytes; a wrong one is answered with the list."),
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="The vocabulary has at most this many symbols.")] = None,
+    min_count: Annotated[
+        int | None, typer.Option(min=1, help="Words and characters that occur less often are unknown.")
+    ] = None,
+    multiple: Annotated[
+        int | None,
+        typer.Option(min=1, help="Fill a vocabulary of words up to a multiple of this number; fairseq takes 8."),
+    ] = None,
     tokenizer_path: Annotated[
         str | None, typer.Option(help="An existing tokenizer: a tokenizer.json, a SentencePiece model or a folder.")
     ] = None,
@@ -103,6 +110,7 @@ def prepare(
     files = _given(train=train or None, valid=valid or None, test=test or None)
     given["splits"] = {**given.get("splits", {}), **{name: {"files": paths, **table} for name, paths in files.items()}}
     chosen = _given(kind=tokenizer, vocab_size=vocab_size, path=tokenizer_path, codes=codes, dictionary=dictionary)
+    chosen |= _given(min_count=min_count, multiple=multiple)
     given["tokenizer"] = {**given.get("tokenizer", {}), **chosen}
     if separate:
         given["target_tokenizer"] = {**given["tokenizer"], **given.get("target_tokenizer", {})}

@@ -167,6 +167,12 @@ def test_an_image_model_has_the_parameters_of_the_original(name: str) -> None:
     assert found == counts[f"{size.replace('pvt_v2_b3', 'pvt_medium2')}/{mechanism}"]
 
 
+def test_the_script_names_its_run() -> None:
+    text = seeds.LANGUAGE_COMMANDS["wmt14_en_de_eva_8"]
+    assert convert_commands(text).commands[0].endswith("--out runs/eva_8_8")
+    assert convert_commands(text.replace("-g 4", "-g 4 -r old/ckpt")).commands[0].endswith("--out runs/ckpt")
+
+
 # ---------------------------------------------------------------------- commands that train nothing
 
 
@@ -347,7 +353,16 @@ def test_preprocessing_is_a_command_that_runs(joined: str, tmp_path: Path, monke
     assert command(shlex.split(found.commands[0])[1:]) == 0
     prepared = open_prepared("data/x")
     assert prepared.store("train", "target").lengths.tolist() == [2, 1]
+    assert prepared.tokenizer("target").size == (16 if joined else 8), "filled up to a multiple of 8, as fairseq's are"
     assert (prepared.description["fields"]["source"] == prepared.description["fields"]["target"]) == bool(joined)
+
+
+def test_limits_of_preprocessed_vocabularies() -> None:
+    text = "fairseq-preprocess -s de -t en --trainpref t --destdir d --thresholdsrc 2 --padding-factor 1 "
+    (found,) = convert_command(text + "--thresholdtgt 3 --nwordssrc 99 --nwordstgt 99")
+    assert "--vocab-size 99 --min-count 2 --multiple 1" in found.commands[0]
+    assert [note.split(":")[0] for note in found.notes if "for both languages" in note] == ["--thresholdtgt 3"]
+    assert not found.unsupported
 
 
 def test_pretokenising_is_a_command_that_runs(tmp_path: Path, monkeypatch) -> None:

@@ -12,6 +12,8 @@ from subquad.original_names import AVERAGING, GENERATION, PREPARATION, Flag, key
 SUBWORD_NMT = "subword_nmt"
 """What --remove-bpe means without a value, or with one of JOINERS."""
 JOINERS = ("@@ ", "@@")
+PADDING_FACTOR = 8
+"""fairseq-preprocess fills dictionaries up to a multiple of this."""
 IMPORT_NOTE = "A checkpoint that fairseq wrote becomes a run first, and is its `--checkpoint last`: {}"
 DECODING = {
     name: flag.fields.removeprefix("decode.")
@@ -95,14 +97,22 @@ def convert_preparation(invocation: Invocation) -> Conversion:
             files = [prefix] if "only_source" in arguments else [f"{prefix}.{language}" for language in languages]
             words += [word for file in files for word in (f"--{split}", file)]
     words += ["--tokenizer", "words"]
-    for flag, option in (("srcdict", "--dictionary"), ("nwordssrc", "--vocab-size")):
-        if flag in arguments:
+    for flag, option in (("srcdict", "--dictionary"), ("nwordssrc", "--vocab-size"), ("thresholdsrc", "--min-count")):
+        if arguments.get(flag, "0") != "0":
             words += [option, str(arguments.get(flag))]
+    if "srcdict" not in arguments:
+        words += ["--multiple", str(arguments.get("padding_factor", PADDING_FACTOR))]
     if not {"joined_dictionary", "only_source"} & set(arguments.values):
         words.append("--separate")
     notes = [
         f"A recipe reads the result with `data: {{folder: {prepared}}}`. Nothing has to be prepared, though: `subquad "
         f"train` does it, and a folder of fairseq's that exists is read as it is: 'data:={{fairseq: {folder}}}'."
+    ]
+    notes += [
+        f"{arguments.words(target)}: options of this command are for both languages; target_tokenizer in a file for "
+        "--config is for one."
+        for source, target in (("srcdict", "tgtdict"), ("nwordssrc", "nwordstgt"), ("thresholdsrc", "thresholdtgt"))
+        if target in arguments and arguments.get(target) != arguments.get(source, "0")
     ]
     command = f"subquad {shlex.join(words)}"
     return Conversion("fairseq-preprocess", commands=[command], unsupported=dict(arguments.unsupported), notes=notes)
