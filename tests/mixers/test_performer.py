@@ -48,6 +48,28 @@ def test_favorp_approaches_softmax_like_one_over_the_root_of_features(monkeypatc
     assert -0.65 < slope < -0.35, (slope, errors)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_more_features_are_nearer_to_trained_attention_with_a_small_normaliser_only(causal: bool) -> None:
+    """The maxima of more features are larger, so that sums relative to them fall below the usual normaliser."""
+    torch.manual_seed(0)
+    heads = [size * torch.randn(2, 1, 65, 16) for size in (0.6, 0.6, 1.0)]
+    exact = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=causal)
+
+    def error(**options: Any) -> float:
+        mixer: Any = type(build("performer", dim=16, heads=1))(
+            has_maps=False, dim=16, heads=1, causal=causal, **options
+        )
+        y = mixer.eval().mix_heads(*heads).y
+        return float((y - exact).square().sum() / exact.square().sum())
+
+    usual, small = (
+        [error(features=count, **one) for count in (64, 1024)] for one in ({}, {"smallest_normaliser": 1e-6})
+    )
+    assert small[1] < small[0] / 2, (usual, small)
+    assert usual[1] > usual[0], (usual, small)
+    assert small[1] < usual[1] / 2, (usual, small)
+
+
 @pytest.mark.parametrize("options", MAPS, ids=lambda options: options["feature_map"])
 def test_each_causal_position_is_the_last_of_its_prefix(options: dict) -> None:
     """Its maxima too are those of the prefix."""

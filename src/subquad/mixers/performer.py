@@ -1,11 +1,12 @@
 """Linear attention: keys and queries meet through features, so that sums over keys are taken once.
 
 Equation:
-    y_i = sum_j phi(q_i).phi(k_j) v_j / max(sum_j phi(q_i).phi(k_j), 1e-2)          per head; causal: j <= i
+    y_i = sum_j phi(q_i).phi(k_j) v_j / max(sum_j phi(q_i).phi(k_j), n)             per head; causal: j <= i
 
 favorp (the default) takes phi(t) = m^(-1/2) exp(W t' - |t'|^2 / 2 - M) + 1e-4 with t' = t d^(-1/4) and random W (m, d),
 so that phi(q).phi(k) estimates exp(q.k / sqrt(d)), as long as the exponentials are large beside 1e-4. M is the largest
-W t' of the query itself, and for keys that of all keys the query sees. The other maps are in `features.py`. `cosine`
+W t' of the query itself, and for keys that of all keys the query sees. The other maps are in `features.py`. Sums below
+n = `smallest_normaliser` leave less of the values; M makes them the smaller, the more features there are. `cosine`
 multiplies phi(q_i).phi(k_j) by cos(theta_i - theta_j), theta_i = (pi / 2) i / N, N the token count or `max_length`.
 
 Cost: O(T m C) time, O(T (h m + C)) memory. Streaming keeps the sums over keys: O(m C) per token.
@@ -41,8 +42,6 @@ from subquad.mixers.layout import Layout, right_padded
 from subquad.mixers.registry import register
 from subquad.mixers.state import CrossState, State, advanced, fresh_lengths
 
-SMALLEST_NORMALISER = 1e-2
-
 CosSin = tuple[Tensor, Tensor] | None
 """Cosine and sine of theta, each (batch or 1, 1, time, 1); None without cosine weighting."""
 
@@ -54,6 +53,12 @@ class PerformerConfig(AttentionConfig):
     )
     projection: Scheme = Field(
         "redrawn", description="the random matrix: drawn anew in each training step, kept as built, or learned"
+    )
+    smallest_normaliser: float = Field(
+        1e-2,
+        gt=0,
+        description="the least that weighted sums are divided by; a smaller one, such as 1e-6, keeps the size of "
+        "values where weights are small, as in the place of trained softmax attention",
     )
     cosine: bool = Field(False, description="weights pairs by the cosine of their distance, a quarter turn in all")
     max_length: int | None = Field(
@@ -104,6 +109,7 @@ class Performer(AttentionMixer[PerformerConfig]):
     published: ClassVar = {"imagenet": {"feature_map": "favorp", "features": 64}}
     examples = (
         {"features": 8},
+        {"features": 8, "smallest_normaliser": 1e-6},
         {"features": 6, "feature_map": "relu", "projection": "learnable"},
         {"features": 16, "feature_map": "fourier", "projection": "fixed"},
         {"features": 16, "feature_map": "dpfp"},
@@ -141,7 +147,7 @@ class Performer(AttentionMixer[PerformerConfig]):
     def _attend(self, flat: Tensor, matrix: Tensor, mask: Tensor | None) -> Tensor:
         """The whole attention with favorp, of projections (batch, time, 3 C): (batch, time, heads, d)."""
         matrix = matrix.to(torch.promote_types(flat.dtype, torch.float32))
-        settings = self.feature_map.eps, SMALLEST_NORMALISER
+        settings = self.feature_map.eps, self.config.smallest_normaliser
         return feature_attention(
             self.by_head(flat), matrix, mask, *settings, causal=self.config.causal, constant=noise.constant
         )
@@ -224,7 +230,7 @@ class Performer(AttentionMixer[PerformerConfig]):
                 weights = _times_cos_sin(queries.sum(-1, keepdim=True) * self.feature_map.eps, cos_sin)
                 mixed = mixed + (weights[..., None, :] @ running).squeeze(-2)
                 eps_sums = running[:, :, -1]
-            y = _ratio(mixed)
+            y = mixed[..., :-1] / mixed[..., -1:].clamp(min=self.config.smallest_normaliser)
         # Copies: a state must not keep alive what its last entries were cut from.
         last = (sums, eps_sums, key_log_scale[..., -1], query_log_scale[..., -1])
         lengths = advanced(state.lengths, new, x.shape[1])
@@ -256,7 +262,7 @@ class Performer(AttentionMixer[PerformerConfig]):
         queries = self.feature_map.scaled(q, matrix, own)
         if cos_sin is not None:
             queries, eps = _times_cos_sin(queries + eps, cos_sin), 0.0
-        return read_sums(queries, sums, eps, SMALLEST_NORMALISER)
+        return read_sums(queries, sums, eps, self.config.smallest_normaliser)
 
     # ------------------------------------------------------------------ cosine weighting
 
@@ -313,8 +319,3 @@ def _times_cos_sin(phi: Tensor, cos_sin: CosSin) -> Tensor:
 
 def _with_one(v: Tensor) -> Tensor:
     return torch.cat([v, torch.ones_like(v[..., :1])], -1)
-
-
-def _ratio(mixed: Tensor) -> Tensor:
-    """(..., d + 1): weighted values and the sum of weights -> (..., d)."""
-    return mixed[..., :-1] / mixed[..., -1:].clamp(min=SMALLEST_NORMALISER)
