@@ -38,14 +38,13 @@ from subquad.train.dry_run import DryRun, dry_run
 from subquad.train.from_run import RunStart
 from subquad.train.recipe import Changes, Recipe, read_recipe
 from subquad.train.run import (
-    RECIPE,
     check_has_data,
-    check_run,
     evaluate_to_file,
     find_checkpoint,
     opened_run,
     train_run,
 )
+from subquad.train.run_folder import RECIPE, check_run
 from subquad.train.trackers import local_run
 from subquad.train.trainer import Trainer
 

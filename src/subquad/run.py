@@ -14,7 +14,8 @@ from subquad.models import LanguageModel, Model, Seq2Seq
 from subquad.tasks.classification import ClassificationTask
 from subquad.train import checkpoint as stored
 from subquad.train.recipe import Recipe, read_recipe
-from subquad.train.run import RECIPE, LoadedRun, find_checkpoint, load_trained
+from subquad.train.run import LoadedRun, find_checkpoint, load_trained
+from subquad.train.run_folder import RECIPE
 from subquad.train.trackers import local_run
 
 if TYPE_CHECKING:

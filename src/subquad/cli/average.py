@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from subquad.cli.options import RunFolder
+from subquad.cli.options import RunFolder, refuse_other_folders
 
 
 def average(
@@ -34,6 +34,7 @@ def average(
     subquad average runs/phrases best last --name mine
     subquad evaluate runs/phrases --checkpoint average
     """
+    refuse_other_folders(run)
     from subquad.api import average_checkpoints
 
     path, averaged = average_checkpoints(run, checkpoints or [], epochs=epochs, updates=updates, up_to=up_to, name=name)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subquad.cli.lines import LineReader, warn_of_lines
-from subquad.cli.options import Checkpoint, RunFolder
+from subquad.cli.options import Checkpoint, RunFolder, refuse_other_folders
 
 if TYPE_CHECKING:
     from subquad.decode.classify import ClassProbabilities, TextLabeller
@@ -38,6 +38,7 @@ def classify(
     subquad classify runs/reviews < reviews.txt
     subquad classify runs/reviews review.txt
     """
+    refuse_other_folders(run)
     from subquad.api import load_run
     from subquad.decode.classify import TextLabeller
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subquad.cli.options import Checkpoint, RemoveBpe, parse_integer, split_words
+from subquad.cli.options import Checkpoint, RemoveBpe, parse_integer, refuse_other_folders, split_words
 from subquad.cli.output import is_rank_zero, print_table
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def evaluate(
     subquad evaluate runs/imported --remove-bpe subword_nmt
     torchrun --nproc-per-node=2 -m subquad evaluate runs/phrases
     """
+    refuse_other_folders(run)
     from subquad import api
 
     given = [*(changes or []), *([] if remove_bpe is None else [f"decode.remove_bpe={remove_bpe}"])]

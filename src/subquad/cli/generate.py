@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from subquad.cli.options import Bfloat16, Checkpoint, Compile, Graphs, Int8, RunFolders, weights_option
+from subquad.cli.options import (
+    Bfloat16,
+    Checkpoint,
+    Compile,
+    Graphs,
+    Int8,
+    RunFolders,
+    refuse_other_folders,
+    weights_option,
+)
 
 
 def generate(
@@ -53,6 +62,7 @@ def generate(
     subquad generate runs/speeches --samples 3 --tokens 50 --seed 2
     subquad generate runs/speeches --prompt "We have" --beam 4 --json
     """
+    refuse_other_folders(runs[0])
     from subquad.api import load_run
     from subquad.decode.options import SampleOptions
 

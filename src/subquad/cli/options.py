@@ -47,6 +47,13 @@ Compile = Annotated[
 # ---------------------------------------------------------------------- values of options
 
 
+def refuse_other_folders(run: Path) -> None:
+    """Refuses what is no run: commands call it before they import torch."""
+    from subquad.train.run_folder import check_run_or_artifact
+
+    check_run_or_artifact(str(run))
+
+
 def weights_option(int8: bool, bfloat16: bool) -> str | None:
     """The option `weights` of decoding, None: that of the recipe."""
     if int8 and bfloat16:

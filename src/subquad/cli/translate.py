@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from subquad.cli.lines import LineReader, warn_of_lines
-from subquad.cli.options import Bfloat16, Checkpoint, Compile, Graphs, Int8, RemoveBpe, RunFolders, weights_option
+from subquad.cli.options import (
+    Bfloat16,
+    Checkpoint,
+    Compile,
+    Graphs,
+    Int8,
+    RemoveBpe,
+    RunFolders,
+    refuse_other_folders,
+    weights_option,
+)
 from subquad.progress import Progress
 
 if TYPE_CHECKING:
@@ -60,6 +70,7 @@ def translate(
     echo "5 km" | subquad translate runs/phrases --beam 4 --nbest 2 --scores
     subquad translate runs/first runs/second --checkpoint average < input.txt
     """
+    refuse_other_folders(runs[0])
     given = {
         "beam": beam,
         "nbest": nbest,

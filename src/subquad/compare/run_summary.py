@@ -18,7 +18,8 @@ from subquad.tasks.base import INPUTS, INPUTS_FORMAT, MainMetric, Task
 from subquad.train.checkpoint import checkpoint_folder, checkpoints, read_state
 from subquad.train.metrics_log import RESUMED, read_metrics
 from subquad.train.recipe import Recipe, read_recipe
-from subquad.train.run import ENVIRONMENT, RECIPE, build_task
+from subquad.train.run import ENVIRONMENT, build_task
+from subquad.train.run_folder import RECIPE
 
 EPOCHS, BATCHES = 3, 4
 """How many epochs of sample numbers, and how many batches of content, the checksum of the data's order covers."""

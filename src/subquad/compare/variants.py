@@ -21,7 +21,8 @@ from subquad.models import MODELS, Model
 from subquad.nn.block import Block
 from subquad.nn.stack import MixerChoice, Stack
 from subquad.train.recipe import Recipe, read_recipe
-from subquad.train.run import RECIPE, differences
+from subquad.train.run import differences
+from subquad.train.run_folder import RECIPE
 
 RECIPE_MODEL = "recipe"
 """The name that stands for the recipe's model as it is."""

@@ -10,7 +10,7 @@ from subquad.linearise.options import LineariseOptions, parse_mixer
 from subquad.linearise.results import Linearised
 from subquad.linearise.run import Linearisation
 from subquad.linearise.runs import RunLinearisation
-from subquad.train.recipe import RECIPE
+from subquad.train.run_folder import RECIPE
 
 
 def linearise(

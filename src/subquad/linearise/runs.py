@@ -32,8 +32,9 @@ from subquad.models import MODELS, Model
 from subquad.models.seeded import build_seeded
 from subquad.nn.block import Block
 from subquad.nn.stack import MixerChoice, Stack
-from subquad.train.recipe import RECIPE, Recipe
+from subquad.train.recipe import Recipe
 from subquad.train.run import LoadedRun, build_task, load_trained
+from subquad.train.run_folder import RECIPE
 
 RUN = "run"
 KINDS: dict[str, Kind] = {

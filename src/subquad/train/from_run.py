@@ -22,7 +22,8 @@ from subquad.train.checkpoint import (
     load_weights_of,
     read_state,
 )
-from subquad.train.recipe import RECIPE, Changes, Recipe, read_recipe
+from subquad.train.recipe import Changes, Recipe, read_recipe
+from subquad.train.run_folder import RECIPE
 
 FROM_RUN = "from_run.json"
 FORMAT = 1

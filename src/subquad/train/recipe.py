@@ -30,7 +30,7 @@ from subquad.train.optim import OptimConfig
 from subquad.train.schedules import Schedule, ScheduleConfig
 from subquad.train.trackers import TrackConfig
 
-RECIPE, ENVIRONMENT = "recipe.yaml", "environment.json"
+ENVIRONMENT = "environment.json"
 MECHANISMS = "mechanisms"
 
 

@@ -44,7 +44,8 @@ from subquad.train.agreement import PATIENCE, share_files
 from subquad.train.checkpoint import BestMetric, best, checkpoint_folder, checkpoints, load_weights_of, read_state
 from subquad.train.distributed import ALONE, Workers, expected_workers, join, leave
 from subquad.train.from_run import FROM_RUN, RunStart, check_tokens
-from subquad.train.recipe import ENVIRONMENT, RECIPE, Recipe, describe_origins, read_recipe
+from subquad.train.recipe import ENVIRONMENT, Recipe, describe_origins, read_recipe
+from subquad.train.run_folder import RECIPE, check_run
 from subquad.train.trackers import build_trackers
 from subquad.train.trainer import EndsEarly, Trainer
 
@@ -290,13 +291,6 @@ def load_trained(folder: str | Path, checkpoint: str = "best", changes: Sequence
 def _device() -> torch.device:
     """Where runs are trained and used."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def check_run(folder: Path) -> None:
-    """Raises a ValueError that gives the reason if a folder is no run directory."""
-    if not (folder / RECIPE).is_file():
-        why = f"it holds no {RECIPE}" if folder.is_dir() else "it is a file" if folder.exists() else "there is none"
-        raise ValueError(f"{folder} is no run: {why}; `subquad train RECIPE --out FOLDER` makes one")
 
 
 def find_checkpoint(folder: Path, recipe: Recipe, name: str) -> Path:

@@ -17,8 +17,8 @@ from pydantic import Field
 from subquad.config import Options
 from subquad.packages import require
 from subquad.train.checkpoint import read_state
+from subquad.train.run_folder import ARTIFACT
 
-REFERENCE = "wandb:"
 IDENTITY = "wandb-id.txt"  # the run that a directory reports to; whoever fetches an artifact reports to another
 
 
@@ -47,14 +47,14 @@ def _allowed(name: str) -> str:
 
 def local_run(run: str | Path) -> Path:
     """Returns the folder of a run. An artifact `wandb:...` is fetched into runs/NAME-VERSION."""
-    return fetch(str(run)) if str(run).startswith(REFERENCE) else Path(run)
+    return fetch(str(run)) if str(run).startswith(ARTIFACT) else Path(run)
 
 
 def fetch(reference: str, into: str | Path | None = None) -> Path:
     """Downloads `wandb:ENTITY/PROJECT/NAME:VERSION` into a folder, which is then a run directory."""
-    name = reference.removeprefix(REFERENCE)
+    name = reference.removeprefix(ARTIFACT)
     if not re.fullmatch(r"([^/:]+/){1,2}[^/:]+:[^/:]+", name):
-        raise ValueError(f"{reference!r} names no artifact; write it as {REFERENCE}ENTITY/PROJECT/NAME:VERSION")
+        raise ValueError(f"{reference!r} names no artifact; write it as {ARTIFACT}ENTITY/PROJECT/NAME:VERSION")
     wandb = import_wandb()
     try:
         artifact = wandb.Api().artifact(name)

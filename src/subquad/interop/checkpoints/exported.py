@@ -19,7 +19,7 @@ from subquad.interop.checkpoints.run import ConvertedRun, TextFiles
 from subquad.models import build_from_config
 from subquad.models.storage import load_weights
 from subquad.tasks.base import INPUTS, INPUTS_FORMAT, TOKENIZERS
-from subquad.train.run import RECIPE
+from subquad.train.run_folder import RECIPE
 
 SUPPORTED = "folders that `subquad export --to huggingface` wrote"
 CONFIG, WEIGHTS, PREFIX = "config.json", "model.safetensors", "model."

@@ -14,7 +14,8 @@ from subquad.models import Model
 from subquad.tasks.base import write_inputs
 from subquad.train.checkpoint import Checkpoint, TrainState, checkpoint_folder, save_checkpoint
 from subquad.train.recipe import Recipe
-from subquad.train.run import IMPORTED, RECIPE, open_run
+from subquad.train.run import IMPORTED, open_run
+from subquad.train.run_folder import RECIPE
 
 FORMAT = 1
 DEFAULT_LR = 1e-4

@@ -19,7 +19,8 @@ from subquad.interop.huggingface.tokenizer import convert_tokenizer
 from subquad.models import Model, TextClassifier
 from subquad.tasks.masked_language_model import beginning
 from subquad.tasks.text_classification import WITH_EOS, TextClassificationData, max_tokens
-from subquad.train.run import RECIPE, LoadedRun
+from subquad.train.run import LoadedRun
+from subquad.train.run_folder import RECIPE
 
 TARGET = "target"
 """The subfolder of the target's tokenizer, because a folder has only one tokenizer."""
