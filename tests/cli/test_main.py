@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,6 +81,24 @@ def test_help_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[]\n")
+
+
+def test_a_folder_that_is_no_run_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    commands = [
+        "evaluate F",
+        "translate F",
+        "generate F",
+        "classify F a.png",
+        "average F",
+        "export F --to onnx --out x",
+    ]
+    code = (
+        "import sys; from subquad.cli.main import run;"
+        f"print([run(words.replace('F', {str(tmp_path)!r}).split()) for words in {commands}], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == f"{[1] * len(commands)} False\n"
+    assert done.stderr.count(f"{tmp_path} is no run: it holds no recipe.yaml") == len(commands)
 
 
 @pytest.mark.nightly

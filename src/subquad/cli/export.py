@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from subquad.cli.options import Checkpoint, RunFolder
+from subquad.cli.options import Checkpoint
 
 
 class Target(StrEnum):
@@ -16,7 +16,10 @@ class Target(StrEnum):
 
 
 def export(
-    run: RunFolder,
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The run directory, or the folder of a model that was linearised."),
+    ],
     to: Annotated[
         Target,
         typer.Option(help="The format: onnx for onnxruntime, torch for torch.export, huggingface for transformers."),
@@ -35,11 +38,26 @@ def export(
     subquad export runs/digits --to onnx --out digits-onnx
     subquad export runs/phrases --to torch --out phrases-pt2 --checkpoint average
     subquad export runs/speeches --to huggingface --out speeches-hf
+    subquad export runs/eva/model --to onnx --out linearised-onnx
     """
-    from subquad.api import load_run
+    from subquad.train.run_folder import check_run_or_artifact, is_swapped_model
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already; give a new folder, or remove it")
+    is_swapped = is_swapped_model(run)
+    if is_swapped and to is Target.huggingface:
+        raise ValueError(f"{run} is a model of Hugging Face transformers already")
+    if not is_swapped:
+        check_run_or_artifact(str(run))
+    from subquad.api import load_run
+    from subquad.interop.export.check import TOLERANCE
+    from subquad.interop.export.files import Form, export_run
+    from subquad.interop.export.swapped import export_swapped
+
+    form: Form = "onnx" if to is Target.onnx else "torch"
+    if is_swapped:
+        print(f"{out}: {', '.join(export_swapped(run, form, out))}; they agree with {run} to {TOLERANCE:g}")
+        return
     loaded = load_run(run, checkpoint).loaded
     if to is Target.huggingface:
         from subquad.interop.huggingface import save_huggingface
@@ -47,8 +65,5 @@ def export(
         save_huggingface(loaded, out)
         print(f"{out}: update {loaded.update:,} of {run} for transformers")
         return
-    from subquad.interop.export.check import TOLERANCE
-    from subquad.interop.export.files import export_run
-
-    files = export_run(loaded, "onnx" if to is Target.onnx else "torch", out)
+    files = export_run(loaded, form, out)
     print(f"{out}: {', '.join(files)}; they agree with update {loaded.update:,} of {run} to {TOLERANCE:g}")

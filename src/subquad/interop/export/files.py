@@ -93,6 +93,24 @@ def write_export(
     graphs: Sequence[ExportGraph], model: Model, form: Form, out: Path, card: str, run: Path | None = None
 ) -> list[str]:
     """Writes and checks the graphs of a model. card: the text of its card. run: the folder to copy tokenizers from."""
+
+    def add(temporary: Path) -> None:
+        (temporary / CARD).write_text(card, encoding="utf-8")
+        if run is not None:
+            copy_inputs(run, temporary)
+
+    return write_graphs(graphs, form, out, model.config.kind, lambda calls: check_graphs(graphs, calls, model), add)
+
+
+def write_graphs(
+    graphs: Sequence[ExportGraph],
+    form: Form,
+    out: Path,
+    kind: str,
+    check: Callable[[Mapping[str, Call]], None],
+    add: Callable[[Path], None],
+) -> list[str]:
+    """Writes graphs. kind: of the model. check: compares the files with it. add: writes the rest into the folder."""
     suffix, save, open_, needed = FORMS[form]
     for package in needed:  # checked before the work begins
         require(package, f"exporting to {form}", "export")
@@ -100,12 +118,10 @@ def write_export(
         files = {graph.name: f"{graph.name}.{suffix}" for graph in graphs}
         for graph in graphs:
             save(graph, trace(graph), temporary / files[graph.name])
-        check_graphs(graphs, {graph.name: open_(graph, temporary / files[graph.name]) for graph in graphs}, model)
+        check({graph.name: open_(graph, temporary / files[graph.name]) for graph in graphs})
         content = {graph.name: {"file": files[graph.name], **describe_graph(graph)} for graph in graphs}
-        write_json(temporary / DESCRIPTION, {"format": FORMAT, "model": model.config.kind, "parts": content})
-        (temporary / CARD).write_text(card, encoding="utf-8")
-        if run is not None:
-            copy_inputs(run, temporary)
+        write_json(temporary / DESCRIPTION, {"format": FORMAT, "model": kind, "parts": content})
+        add(temporary)
     return list(files.values())
 
 

@@ -14,7 +14,7 @@ change. It must be at least tokens / chunk_size; if a summary has no room, the l
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,19 +38,42 @@ def decoding_graphs(model: Decoding) -> list[ExportGraph]:
     shorter_source, fewer_steps = _example_state(model, time - 1, 1), _example_state(model, time, EXAMPLE_STEPS - 1)
     memory = _context_tensors(state)
     memory_shapes = _infer_shapes(memory, _context_tensors(shorter_source), "source_time")
-    state_shapes = _infer_shapes(_state_tensors(state), _state_tensors(fewer_steps), "past")
-    _add_chunk_axis(state, state_shapes)
-    step = ExportGraph(
-        "step",
-        Step(model, state),
-        {"token": torch.zeros_like(state.lengths), **_state_tensors(state), **memory},
-        {"token": ("batch",), "logits": ("batch", _vocab_size(model)), **state_shapes, **memory_shapes}
-        | {f"next.{name}": _next_shape(shape) for name, shape in state_shapes.items()},
-        ("logits", *(f"next.{name}" for name in state_shapes)),
-        axis_limit("past", max_text_length(model)),
-        _start_values(model.init_state(1)),
-    )
+    sizes = StepSizes(_vocab_size(model), max_text_length(model))
+    step = step_graph(Step(model, state), (model.init_state(1), fewer_steps, state), sizes, memory, memory_shapes)
     return [_encoder_graph(model, memory_shapes), step] if isinstance(model, Seq2Seq) else [step]
+
+
+class StepSizes(NamedTuple):
+    """limit: the most tokens of a text; None: any number."""
+
+    vocab: int
+    limit: int | None
+
+
+def step_graph(
+    module: "Step",
+    states: tuple[StackState, StackState, StackState],
+    sizes: StepSizes,
+    memory: Mapping[str, Tensor] = {},
+    memory_shapes: Mapping[str, Shape] = {},
+) -> ExportGraph:
+    """Returns the graph of a step. states: before the first token, after some tokens, and after one more.
+
+    memory: tensors about the source.
+    """
+    begin, before, state = states
+    shapes = _infer_shapes(_state_tensors(state), _state_tensors(before), "past")
+    _add_chunk_axis(state, shapes)
+    return ExportGraph(
+        "step",
+        module,
+        {"token": torch.zeros_like(state.lengths), **_state_tensors(state), **memory},
+        {"token": ("batch",), "logits": ("batch", sizes.vocab), **shapes, **memory_shapes}
+        | {f"next.{name}": _next_shape(shape) for name, shape in shapes.items()},
+        ("logits", *(f"next.{name}" for name in shapes)),
+        axis_limit("past", sizes.limit),
+        _start_values(begin),
+    )
 
 
 def _encoder_graph(model: Seq2Seq, memory_shapes: dict[str, Shape]) -> ExportGraph:
@@ -104,10 +127,15 @@ class Step(nn.Module):
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         token, lengths, *rest = given
         state = self._state(lengths, iter(rest))
+        logits, after = self.read(token[:, None], state)
+        return _nan_without_room(logits[:, 0], state), *_state_tensors(after).values()
+
+    def read(self, token: Tensor, state: StackState) -> tuple[Tensor, StackState]:
+        """Returns the logits (batch, 1, vocab) after token (batch, 1), and the next state."""
         read = self.model.decode if isinstance(self.model, Seq2Seq) else self.model
-        logits, after, _ = read(token[:, None], state=state)
+        logits, after, _ = read(token, state=state)
         assert after is not None
-        return self._nan_without_room(logits[:, 0], state), *_state_tensors(after).values()
+        return logits, after
 
     def _state(self, lengths: Tensor, given: Iterator[Tensor]) -> StackState:
         mixers = [_build_state(layer.mixer, lengths, given) for layer in self.pattern.layers]
@@ -115,23 +143,24 @@ class Step(nn.Module):
         if isinstance(self.model, Seq2Seq):
             source_lengths = next(given)
             crosses = [_build_state(cast(State, layer.cross), source_lengths, given) for layer in self.pattern.layers]
-        for mixer, size in self._with_chunks(mixers):  # as if so many tokens were read that the chunks fill the room
+        for mixer, size in _with_chunks(mixers):  # as if so many tokens were read that the chunks fill the room
             mixer.seen = mixer.chunk_k.shape[2] * size - 1
         return StackState(lengths, [BlockState(mixer, cross) for mixer, cross in zip(mixers, crosses, strict=True)])
 
-    def _nan_without_room(self, logits: Tensor, state: StackState) -> Tensor:
-        """Returns the logits, with NaN in rows that need a summary which had no room."""
-        for mixer, size in self._with_chunks([layer.mixer for layer in state.layers]):
-            full = state.lengths >= (mixer.chunk_k.shape[2] + 1) * size
-            logits = logits.masked_fill(full[:, None], float("nan"))
-        return logits
 
-    def _with_chunks(self, mixers: Sequence[State]) -> Iterator[tuple[EVAState, int]]:
-        """Yields the states that have summaries of chunks, and the number of tokens of a chunk."""
-        for state, block in zip(mixers, self.model.decoder.blocks, strict=True):
-            size = cast(Block, block).mixer.max_step
-            if isinstance(state, EVAState) and size is not None:
-                yield state, size
+def _nan_without_room(logits: Tensor, state: StackState) -> Tensor:
+    """Returns the logits, with NaN in rows that need a summary which had no room."""
+    for mixer, size in _with_chunks([layer.mixer for layer in state.layers]):
+        full = state.lengths >= (mixer.chunk_k.shape[2] + 1) * size
+        logits = logits.masked_fill(full[:, None], float("nan"))
+    return logits
+
+
+def _with_chunks(mixers: Sequence[State]) -> Iterator[tuple[EVAState, int]]:
+    """Yields the states that have summaries of chunks, and the number of tokens of a chunk."""
+    for state in mixers:
+        if isinstance(state, EVAState):
+            yield state, state.q.shape[2] + 1
 
 
 # ---------------------------------------------------------------------- states as named tensors
