@@ -4,16 +4,21 @@
     python -m benchmarks.linearise_errors study/text-teacher --data WIKITEXT2/train.txt.gz
 
 The error is that of attention transfer, |mixer - attention|^2 / |attention|^2 of the layers' outputs on training
-samples, as the mean over seeds: 1 is that of a mixer that returns zeros. The last line has the largest weight of
-attention, as the mean over queries and heads: the sharper attention is, the more features its kernel takes.
+samples, as the mean over seeds: 1 is that of a mixer that returns zeros. The last lines describe the attention. Its
+largest weight, as the mean over queries and heads: the sharper attention is, the more features its kernel takes. And
+the mean of |t|^2 / (2 sqrt(d)) of queries and keys: performer's features are exp(-this) times a number below 1, beside
+which stands its constant 1e-4, so that beyond 9 the constant is all that is left.
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from subquad.kernels.feature_attention import feature_attention
+from subquad.kernels.feature_attention.reference import feature_scores
 from subquad.linearise.models import load_source
 from subquad.linearise.options import parse_mixer
 from subquad.linearise.stages.batches import thin_out
@@ -21,11 +26,13 @@ from subquad.linearise.stages.data import read_data
 from subquad.linearise.stages.layers import AttentionLayers
 from subquad.linearise.stages.objective import logits_of
 from subquad.linearise.stages.transfer import AttentionTransfer
+from subquad.mixers import performer
 from subquad.nn.stack import MixerChoice
 from tools.markdown import markdown_table
 
 MIXERS = (
     *(f"performer=features={features}" for features in (16, 64, 256, 1024)),
+    *(f"performer=features={features},smallest_normaliser=1.0e-6" for features in (16, 64, 256, 1024)),
     *(f"performer=feature_map={name}" for name in ("relu", "fourier")),
     *(f"local=window={window}" for window in (16, 64)),
     "eva=window=16",
@@ -43,6 +50,20 @@ def errors(model: Any, mixer: str, samples: Any) -> list[float]:
         layers = AttentionLayers(model, MixerChoice.model_validate(parse_mixer(mixer)))
         rows.append(list(AttentionTransfer(model, layers).errors(samples, BATCH).values()))
     return torch.tensor(rows).mean(0).tolist()
+
+
+def exponents(model: Any, samples: Any) -> list[float]:
+    """Returns the mean of |t|^2 / (2 sqrt(d)) over queries and keys of every layer."""
+    found: list[float] = []
+
+    def see(qkv: torch.Tensor, matrix: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        found.append(float(feature_scores(qkv, matrix).c.mean()))
+        return feature_attention(qkv, matrix, *rest, **options)
+
+    layers = AttentionLayers(model, MixerChoice(name="performer"))
+    with patch.object(performer, "feature_attention", see):
+        AttentionTransfer(model, layers).errors(samples, len(samples))
+    return found
 
 
 def largest_weights(folder: Path, batch: Any) -> list[float]:
@@ -70,6 +91,7 @@ def main() -> None:
     rows = [[mixer, *(f"{error:.3f}" for error in errors(model, mixer, samples))] for mixer in MIXERS]
     weights = largest_weights(options.teacher, batch)
     rows.append(["largest weight of attention", *(f"{weight:.3f}" for weight in weights)])
+    rows.append(["exponent of queries and keys", *(f"{size:.1f}" for size in exponents(model, samples))])
     print(markdown_table(["", *(f"layer {number}" for number in range(len(rows[0]) - 1))], rows))
 
 

@@ -91,8 +91,8 @@ def linearise(
     """Make a pretrained model sub-quadratic.
 
     Mixers take the place of attention and learn to reproduce its output; then the model is fine-tuned. FOLDER/model is
-    what `subquad.load_swapped` loads, and FOLDER/report.md compares it with what it was. Ctrl-C saves, and the same
-    command goes on.
+    loaded by `subquad.load_swapped` or, after `import subquad.interop.huggingface`, by transformers' Auto classes;
+    FOLDER/report.md compares it with what it was. Ctrl-C saves, and the same command goes on.
 
     Examples:
     subquad linearise gpt2 --mixer eva=window=64 --data train.txt --out runs/eva
@@ -129,7 +129,7 @@ def linearise(
         found = api.linearise(model, mixer, data or (), out=out, **options)
     print((found.folder / "report.md").read_text(encoding="utf-8"))
     if (found.folder / "model").exists():
-        print(f"{found.folder / 'model'}: the model, for subquad.load_swapped")
+        print(f"{found.folder / 'model'}: the model, for subquad.load_swapped and transformers' Auto classes")
     elif (found.folder / "run").exists():
         print(f"{found.folder / 'run'}: the model, as a run")
 
