@@ -1,5 +1,6 @@
 """What tests of several folders use."""
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from tests.preloaded import preloaded, see_file
 if os.environ.get("TRITON_INTERPRET") == "1":
     take_shortcuts()
 
+gc.disable()  # until all tests are found: what is imported and found stays, and would be looked through again and again
+
 LONG = (
     "test_interpreted.py", "test_torture.py", "test_distributed.py", "test_interruption.py", "test_comparison.py",
     "test_export.py", "test_gpu_tests.py",
@@ -23,6 +26,11 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests are the first: at the end one process would wait for the other's last test."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
