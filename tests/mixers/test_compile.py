@@ -18,14 +18,25 @@ def _fresh_compiler():
     torch._dynamo.reset()
 
 
+def marks_of(always: bool) -> list[pytest.MarkDecorator]:
+    return [] if always else [pytest.mark.nightly]
+
+
 def first_or_nightly(case: Case) -> object:
     """The first example of each mechanism and form always, the others (tens of seconds each) at night."""
-    return pytest.param(case, marks=[] if case.is_first else [pytest.mark.nightly])
+    return pytest.param(case, marks=marks_of(case.is_first))
 
 
-@pytest.mark.parametrize("case", [first_or_nightly(case) for case in every_case()], ids=str)
-def test_one_graph_serves_many_lengths(case: Case) -> None:
-    counter = CompileCounterWithBackend("aot_eager")
+def backends() -> list[object]:
+    """The backward pass is traced for one form of each mechanism, not for the other; for all the rest at night."""
+    traced = [pytest.param(case, "aot_eager", marks=marks_of(case == first_case(case.name))) for case in every_case()]
+    others = [case for case in every_case() if case.is_first and case != first_case(case.name)]
+    return [*traced, *(pytest.param(case, "eager") for case in others)]
+
+
+@pytest.mark.parametrize(("case", "backend"), backends(), ids=str)
+def test_one_graph_serves_many_lengths(case: Case, backend: str) -> None:
+    counter = CompileCounterWithBackend(backend)
     mixer = case.build()
     compiled = torch.compile(mixer, backend=counter, fullgraph=True)
     for time in LENGTHS:
