@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ _server: socket.socket | None = None
 
 
 class Preloaded(Usual):
-    """`python [-u] -m MODULE` or `python [-u] FILE.py` as a fork of the server; others are started as always.
+    """`python [-u]` with `-m MODULE`, `-c CODE` or `FILE.py` as a fork of the server; others are started as always.
 
     No preexec_fn is called in a fork. Ctrl-C interrupts it, also where the suite runs in the background and ignores it.
     """
@@ -49,7 +50,7 @@ class Preloaded(Usual):
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         _, _, cwd, env, _, _, shell, *pipes = rest[:13]
         words = [str(word) for word in args if word != "-u"] if isinstance(args, list | tuple) else []
-        if shell or words[:1] != [sys.executable] or not (words[1] == "-m" or words[1].endswith(".py")):
+        if shell or words[:1] != [sys.executable] or not (words[1] in ("-m", "-c") or words[1].endswith(".py")):
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
         request = {
@@ -79,6 +80,17 @@ def preloaded() -> Iterator[None]:
         yield
     finally:
         subprocess.Popen = Usual  # type: ignore[misc]
+
+
+@contextmanager
+def afresh() -> Iterator[None]:
+    """Within the block, programs are started as always: what they import themselves is what a test is about."""
+    before = subprocess.Popen
+    subprocess.Popen = Usual  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = before  # type: ignore[misc]
 
 
 def start_server() -> socket.socket:
@@ -182,6 +194,11 @@ def run(request: dict[str, Any]) -> None:
         sys.path.insert(0, request["cwd"])
         sys.argv = request["words"][1:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif request["words"][0] == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *request["words"][2:]]
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(compile(request["words"][1], "<string>", "exec"), vars(sys.modules["__main__"]))
     else:
         sys.argv = request["words"]
         sys.path.insert(0, str(Path(sys.argv[0]).parent))

@@ -17,6 +17,7 @@ from subquad import api, run
 from subquad.cli.main import run as command
 from subquad.compare import study
 from subquad.train import dry_run
+from tests.preloaded import afresh
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
@@ -66,7 +67,8 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_importing_subquad_imports_nothing_heavy() -> None:
     code = "import sys, subquad; subquad.train, subquad.evaluate; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with afresh():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 

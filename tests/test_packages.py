@@ -10,6 +10,7 @@ import pytest
 
 import subquad
 from subquad.packages import find_broken, require, require_folder, try_imports
+from tests.preloaded import afresh
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(subquad.__file__).parent
@@ -59,7 +60,8 @@ def test_transformers_works_beside_a_torchvision_that_does_not_load(tmp_path: Pa
 
 
 def test_what_is_installed_and_works_is_not_broken() -> None:
-    assert find_broken("PyYAML", "nosuch") == {}
+    with afresh():
+        assert find_broken("PyYAML", "nosuch") == {}
 
 
 def test_the_folder_of_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.preloaded import preloaded
+from tests.preloaded import afresh, preloaded
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere programs are started as always")
 PROGRAM = """
@@ -29,9 +29,10 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("how", ["module", "file"])
+@pytest.mark.parametrize("how", ["module", "file", "code"])
 def test_it_sees_and_says_the_same(how: str, program: Path) -> None:
-    command = [sys.executable, *(["-m", "program"] if how == "module" else [str(program)]), "a", "b"]
+    named = {"module": ["-m", "program"], "file": [str(program)], "code": ["-c", PROGRAM]}[how]
+    command = [sys.executable, *named, "a", "b"]
     environment = os.environ | {"WORD": "word"}
 
     def run() -> tuple[int, str, str]:
@@ -65,3 +66,12 @@ def test_what_it_starts_is_quick_too(program: Path) -> None:
     with preloaded():
         done = subprocess.run([sys.executable, "-m", "program"], cwd=program.parent, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("5\n", "")
+
+
+def test_it_can_be_started_as_always() -> None:
+    found = []
+    for how in (preloaded, afresh):
+        with preloaded(), how():
+            command = [sys.executable, "-c", "import sys; print('torch' in sys.modules)"]
+            found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert found == ["True\n", "False\n"]

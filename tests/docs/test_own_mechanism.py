@@ -16,6 +16,7 @@ import torch
 
 from subquad.mixers import registry
 from tests.docs.pages import ROOT, blocks, titled
+from tests.preloaded import afresh
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
@@ -166,7 +167,8 @@ assert "## gla" in mechanisms_page()
 assert run(["info", "gla"]) == 0
 raise SystemExit(pytest.main(["tests/mixers/test_contract.py", "-k", "gla and chunk3", "-m", "not nightly"]))
 """
-    said = call(sys.executable, "-c", code, folder=tree, path=[tree / "src", tree])
+    with afresh():
+        said = call(sys.executable, "-c", code, folder=tree, path=[tree / "src", tree])
     assert "Python: subquad.mixers.GatedLinearAttention(dim=256, heads=4)" in said
     assert passed(said) > 30
 

@@ -17,6 +17,7 @@ from subquad.mixers import available, mixer_class
 from subquad.packages import require_torchvision
 from subquad.testing import close
 from tests.models.cases import able
+from tests.preloaded import afresh
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")
 
@@ -400,7 +401,8 @@ except AttributeError as error:
 else:
     raise AssertionError
 """
-    subprocess.run([sys.executable, "-c", python], check=True)
+    with afresh():
+        subprocess.run([sys.executable, "-c", python], check=True)
 
 
 def example(*words: str) -> subprocess.CompletedProcess[str]:

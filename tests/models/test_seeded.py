@@ -15,6 +15,7 @@ from subquad.models import PRESETS, Model, build_from_config
 from subquad.models.base import modules_outside_mixers
 from subquad.models.seeded import build_seeded
 from tests.models.cases import OPTIONS, able, shrunk
+from tests.preloaded import preloaded
 
 PLACES = [
     ("lm_small", "decoder"),
@@ -96,7 +97,8 @@ def test_torchs_generator_stays_as_it_was_and_other_processes_draw_the_same() ->
     code = f"""
 from subquad.models.seeded import build_seeded
 print(sum(value.double().sum().item() for value in build_seeded({given!r}, 1).state_dict().values()))"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    with preloaded():
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(found.stdout) == total
 
 

@@ -21,6 +21,7 @@ from subquad.cli.main import run as command
 from subquad.train.metrics_log import read_metrics
 from subquad.train.run import load_trained
 from subquad.train.trackers import TrackConfig, build_trackers, fetch, local_run
+from tests.preloaded import preloaded
 from tests.train.test_trainer import RECIPES, SCHEDULE
 
 pytest.importorskip("babel", reason="the embedded phrases need the demo extra")
@@ -118,7 +119,8 @@ print([str(warning.message) for warning in said])
 @pytest.mark.skipif(sys.platform == "win32", reason="files have no limits there")
 def test_a_full_disk_is_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    result = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
+    with preloaded():
+        result = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("TensorBoard failed and is left alone from now on: [Errno 27]") == 1
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["update"] == 5
