@@ -102,7 +102,12 @@ CLASSIFIERS: dict[str, tuple[Callable[[dict[str, Any]], Model], dict[str, Any]]]
 }
 
 
-@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_pyramids_agree(tmp_path: Path) -> None:
+    build, mixer = CLASSIFIERS["pvt"]
+    assert exported(build(mixer), "torch", tmp_path / "out") == ["model.pt2"]
+
+
+@pytest.mark.parametrize("family", ["text", "evit", pytest.param("pvt", marks=pytest.mark.nightly)])
 def test_classifiers_agree_in_onnxruntime(tmp_path: Path, family: str, recwarn) -> None:
     build, mixer = CLASSIFIERS[family]
     assert exported(build(mixer), "onnx", tmp_path / "out") == ["model.onnx"]
