@@ -168,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None and options.json.exists():  # parts that are not tried now keep their results
         report = json.loads(options.json.read_text())
     lines = []
-    for name in options.only or PARTS:
+    # in their own order: a part that computes in this process would leave its forks without compiled kernels
+    for name in (name for name in PARTS if name in (options.only or PARTS)):
         own = []
         with tempfile.TemporaryDirectory(prefix="torture-", ignore_cleanup_errors=True) as folder:
             for result in tried(name, Path(folder).resolve(), options):

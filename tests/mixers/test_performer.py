@@ -52,14 +52,14 @@ def test_favorp_approaches_softmax_like_one_over_the_root_of_features(monkeypatc
 def test_more_features_are_nearer_to_trained_attention_with_a_small_normaliser_only(causal: bool) -> None:
     """The maxima of more features are larger, so that sums relative to them fall below the usual normaliser."""
     torch.manual_seed(0)
-    heads = [size * torch.randn(2, 1, 65, 16) for size in (0.6, 0.6, 1.0)]
-    exact = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=causal)
+    q, k, v = (size * torch.randn(2, 1, 65, 16) for size in (0.6, 0.6, 1.0))
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     def error(**options: Any) -> float:
         mixer: Any = type(build("performer", dim=16, heads=1))(
             has_maps=False, dim=16, heads=1, causal=causal, **options
         )
-        y = mixer.eval().mix_heads(*heads).y
+        y = mixer.eval().mix_heads(q, k, v).y
         return float((y - exact).square().sum() / exact.square().sum())
 
     usual, small = (
