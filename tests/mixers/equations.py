@@ -144,7 +144,7 @@ def performer(mixer: Any, x: Tensor, _: Space) -> Tensor:
         weight = phi_k @ phi_q
         if config.cosine:
             weight = weight * torch.tensor([math.cos(math.pi / 2 * (i - j) / n) for j in js])
-        return weight @ v[h, js] / weight.sum().clamp(min=1e-2)
+        return weight @ v[h, js] / weight.sum().clamp(min=config.smallest_normaliser)
 
     return for_heads_and_positions(mixer, x, y)
 
