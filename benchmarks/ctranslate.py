@@ -28,8 +28,8 @@ from subquad.decode.translate import Translator
 from subquad.mixers.softmax import Softmax
 from subquad.models import Seq2Seq
 from subquad.nn.block import Block
+from subquad.nn.heads import WordHead
 from subquad.nn.positions import Sinusoids
-from subquad.nn.stack import Stack
 from subquad.train.run import load_trained
 
 MARKER = "python -m benchmarks.ctranslate"
@@ -50,10 +50,10 @@ def save_model(model: Seq2Seq, eos: int, unk: int, folder: Path) -> None:
     import ctranslate2
 
     check_model(model)
-    layers, heads = (len(model.encoder.blocks), len(model.decoder.blocks)), block_of(model.encoder).mixer.config.heads
-    pre_norm = block_of(model.encoder).pre_norm
+    first = cast(Block, model.encoder.blocks[0])
+    layers = len(model.encoder.blocks), len(model.decoder.blocks)
     spec = ctranslate2.specs.TransformerSpec.from_config(
-        layers, heads, pre_norm=pre_norm, activation=ctranslate2.specs.Activation.RELU
+        layers, first.mixer.config.heads, pre_norm=first.pre_norm, activation=ctranslate2.specs.Activation.RELU
     )
     for side, stack, embedding in (
         (spec.encoder, model.encoder, model.source),
@@ -61,14 +61,14 @@ def save_model(model: Seq2Seq, eos: int, unk: int, folder: Path) -> None:
     ):
         side.scale_embeddings = embedding.config.scale
         table = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
-        table.weight = embedding.table.weight.detach()
+        table.weight = cast(nn.Embedding, embedding.table).weight.detach()
         assert isinstance(embedding.positions, Sinusoids)
         side.position_encodings.encodings = embedding.positions(torch.arange(2 * LONGEST)[None])[0]
-        if pre_norm:
+        if first.pre_norm:
             fill_norm(side.layer_norm, stack.norm)
         for layer, block in zip(side.layer, stack.blocks, strict=True):
             fill_layer(layer, cast(Block, block))
-    spec.decoder.projection.weight = model.head.weight.detach()
+    spec.decoder.projection.weight = cast(WordHead, model.head).weight.detach()
     names = {eos: "</s>", unk: "<unk>"}
     for register, size in (
         (spec.register_source_vocabulary, model.config.source_vocab),
@@ -87,10 +87,6 @@ def check_model(model: Seq2Seq) -> None:
             raise ValueError(f"CTranslate2 has no {block.mixer.name}: take a run of softmax attention")
     if not all(isinstance(one.positions, Sinusoids) for one in (model.source, model.target)):
         raise ValueError("take a run with sinusoidal positions")
-
-
-def block_of(stack: Stack) -> Block:
-    return cast(Block, stack.blocks[0])
 
 
 def fill_layer(layer: Any, block: Block) -> None:

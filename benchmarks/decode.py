@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,7 +99,7 @@ def translation(effort: Effort) -> Iterator[Result]:
         if search(scorers[name]) != expected:
             yield Result("translation", labels, reason=f"{name}: other hypotheses than without a state")
             return
-    seconds = side_by_side({name: lambda scorer=scorer: search(scorer) for name, scorer in scorers.items()}, effort)
+    seconds = side_by_side({name: partial(search, scorer) for name, scorer in scorers.items()}, effort)
     per_token = {name: one["median"] / time_ for name, one in seconds.items()}
     numbers = {f"{name} ms": value * 1e3 for name, value in per_token.items()}
     score = per_token["without state"] / per_token["streaming, prepared"]
@@ -149,8 +150,8 @@ def language(effort: Effort) -> Iterator[Result]:
             continue
         seconds = side_by_side(
             {
-                "read": lambda filler=filler: filler.sum(),
-                **{name: lambda one=one: greedy(one, count)[0] for name, one in models.items()},
+                "read": filler.sum,
+                **{name: partial(greedy, one, count) for name, one in models.items()},
             },
             effort,
         )
@@ -212,7 +213,8 @@ def growth(effort: Effort) -> Iterator[Result]:
         model = prepare_for_inference(language_model(mixer, size, **OPTIONS.get(mixer, {})), "float32")
         _, first = greedy(model, early)
         _, last = greedy(model, late - early, first)
-        states, seconds = {early: first, late: last}, {early: [], late: []}
+        states = {early: first, late: last}
+        seconds: dict[int, list[float]] = {early: [], late: []}
         for _ in range(stretch):  # in turns: a machine that slows down for a while slows both down
             for end, state in states.items():
                 start = time.perf_counter()
@@ -262,9 +264,7 @@ def trained(run: Path, source: Path, references: Path, effort: Effort) -> Iterat
     translators = {
         name: Translator([model], *tokenizers, options.model_copy(update={"weights": name})) for name in kinds
     }
-    seconds = side_by_side(
-        {name: lambda name=name, one=one: translate(name, one) for name, one in translators.items()}, effort
-    )
+    seconds = side_by_side({name: partial(translate, name, one) for name, one in translators.items()}, effort)
     rates = {name: made[name] / seconds[name]["median"] for name in kinds}
     labels = {"sentences": len(texts), "beam": 5, "sentences a batch": 128}
     numbers = {f"{name} tokens/s": value for name, value in rates.items()}

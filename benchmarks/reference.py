@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.reference_rows import ROWS, Row
-from subquad.compare.dry_run import estimate_time, plan_mechanisms
+from subquad.compare.dry_run import estimate_times, plan_mechanisms
 from subquad.compare.report.conclusions import conclude
 from subquad.compare.report.formatting import format_metric
 from subquad.compare.report.result import Result, read_result
@@ -73,17 +73,14 @@ def plan() -> dict[str, str]:
     return {"plan": plan_table(minutes)}
 
 
-def estimate_minutes(row: Row) -> float | None:
-    """None: the recipe counts epochs, and only its data tells how many updates these are."""
+def estimate_minutes(row: Row) -> float:
     recipe = read_recipe(row.recipe, row.changes)
     mixers = [label for value in row.mixers for label in ([value] if "*" in value else value.split(","))]
     planned = plan_mechanisms(recipe, mixers, seeds=row.seeds)
-    if recipe.train.updates is None and recipe.train.minutes is None:
-        return None
-    return sum(estimate_time(recipe, one, row.tune).minutes for one in planned)
+    return sum(estimate.minutes for estimate in estimate_times(recipe, planned, row.tune))
 
 
-def plan_table(minutes: Mapping[str, float | None]) -> str:
+def plan_table(minutes: Mapping[str, float]) -> str:
     headers = ["row", "task, tokens", "trials of tuning", "seeds", "hours, about", "result"]
     cells = [
         [
@@ -91,7 +88,7 @@ def plan_table(minutes: Mapping[str, float | None]) -> str:
             row.shown,
             str(row.tune),
             str(row.seeds),
-            "by epochs" if (found := minutes[row.name]) is None else f"{found / 60:.1f}",
+            f"{minutes[row.name] / 60:.1f}",
             "below" if (RESULTS / f"{row.name}.json").exists() else "not computed yet",
         ]
         for row in ROWS

@@ -77,8 +77,9 @@ def test_a_killed_process_is_followed_by_one_that_ends_with_the_same_bits(form: 
     given = {"model": str(teacher), **UPDATES, **FORMS[form]}
     if form == "run":
         model = {"dim": 16, "encoder": {"mixer": "softmax", "layers": 2, "heads": 2, "ffn_dim": 16}}
-        short = {"train": {"updates": 2}, "schedule": {"warmup_updates": 1}}
-        subquad.train("digits", model=model, out=teacher, quiet=True, **short)
+        subquad.train(
+            "digits", model=model, out=teacher, quiet=True, train={"updates": 2}, schedule={"warmup_updates": 1}
+        )
     else:
         torch.manual_seed(0)
         transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA | {"vocab_size": 256})).save_pretrained(teacher)
