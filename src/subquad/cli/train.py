@@ -16,7 +16,7 @@ from subquad.processes import exit_on_sigterm, interruptible
 if TYPE_CHECKING:
     from subquad.api import RecipeLike
     from subquad.train.diagnostics.profiler import Profile
-    from subquad.train.dry_run import DryRun
+    from subquad.train.diagnostics.dry_run import DryRun
 
 BETWEEN_UPDATES = "what the run directory has is kept, and the same command goes on from it"
 VOCABULARIES = ("vocab", "source_vocab", "target_vocab")
@@ -93,7 +93,7 @@ def train(
 
         check_recipe(chosen, given)
     if dry_run:
-        from subquad.train.dry_run import dry_run as try_out
+        from subquad.train.diagnostics.dry_run import dry_run as try_out
 
         _show_dry_run(try_out(start.recipe if chosen is None else chosen, *given))
         return

@@ -88,7 +88,7 @@ def _weigh_rows(y, x, taps, heads, count, before, tap_batch, tap_row, tap_first,
             fence()  # type: ignore[call-arg]
 
 
-@numba.njit(inline="always")
+@numba.njit
 def _block_width(left):  # type: ignore[no-untyped-def]
     """Of so many channels that are left of a head, how many are worked on next."""
     if left >= 32:
@@ -98,17 +98,19 @@ def _block_width(left):  # type: ignore[no-untyped-def]
     return 8 if left >= 8 else 1
 
 
-@numba.njit(inline="always")
-def _copy_window(block, x, b, start, rows, first, width):  # type: ignore[no-untyped-def]
-    """block[r width + c] = x[b, start + r, first + c], zero where x has no row."""
-    for r in range(rows):
-        s = start + r
-        if 0 <= s < x.shape[1]:
-            for c in range(width):
-                block[r * width + c] = x[b, s, first + c]
+@numba.njit
+def _copy_window(block, x, first, step, rows, start, count, width):  # type: ignore[no-untyped-def]
+    """block[r width + c] = x[first + (start + r) step + c] for r < count, of flat arrays; zero where x has no row."""
+    wide = unsigned(width)
+    for r in range(count):
+        to, row = unsigned(r) * wide, start + r
+        if 0 <= row < rows:
+            at = first + unsigned(row) * step
+            for c in range(wide):
+                block[to + c] = x[at + c]
         else:
-            for c in range(width):
-                block[r * width + c] = 0
+            for c in range(wide):
+                block[to + c] = 0
 
 
 @compiled
@@ -120,6 +122,7 @@ def _weigh_blocks(y, x, taps, heads, count, before, tap_batch, tap_row, tap_firs
     batch, length, channels = y.shape
     rows, width = x.shape[1], channels // heads
     step, by_row, by_tap, met = unsigned(channels), unsigned(tap_row), unsigned(tap_step), unsigned(count)
+    flat = x.reshape(x.size)
     segments = (length + SEGMENT - 1) // SEGMENT
     for task in prange(batch * segments):
         b, start = task // segments, task % segments * SEGMENT
@@ -129,7 +132,8 @@ def _weigh_blocks(y, x, taps, heads, count, before, tap_batch, tap_row, tap_firs
             first = h * width
             while first < (h + 1) * width:
                 wide = _block_width((h + 1) * width - first)
-                _copy_window(block, x, b, start - before, last - start + count - 1, first, wide)
+                at = unsigned(b * rows * channels + first)
+                _copy_window(block, flat, at, step, rows, start - before, last - start + count - 1, wide)
                 together, x_step, t = 64 // wide, unsigned(wide), start
                 while t < last:
                     y_at = unsigned((b * length + t) * channels + first)
@@ -166,7 +170,7 @@ def _weigh_blocks(y, x, taps, heads, count, before, tap_batch, tap_row, tap_firs
 def _multiply_rows(out, grad, x, heads, count, before):  # type: ignore[no-untyped-def]
     """out[((b length + t) heads + h) count + k] += sum_c grad[b, t, c] x[b, t - before + k, c]."""
     batch, length, channels = grad.shape
-    rows, width = x.shape[1], channels // heads
+    rows, width, step, flat = x.shape[1], channels // heads, unsigned(channels), x.reshape(x.size)
     segments = (length + SEGMENT - 1) // SEGMENT
     for task in prange(batch * segments):
         b, start = task // segments, task % segments * SEGMENT
@@ -177,31 +181,32 @@ def _multiply_rows(out, grad, x, heads, count, before):  # type: ignore[no-untyp
             while first < (h + 1) * width:
                 left = (h + 1) * width - first
                 wide = 64 if left >= 64 else _block_width(left)
-                _copy_window(block, x, b, start - before, last - start + count - 1, first, wide)
+                at = unsigned(b * rows * channels + first)
+                _copy_window(block, flat, at, step, rows, start - before, last - start + count - 1, wide)
                 x_step = unsigned(wide)
                 for t in range(start, last):
                     k = max(0, before - t)
                     met = unsigned(max(0, min(count, rows + before - t) - k))
                     eights = met // EIGHT if wide > 1 else unsigned(0)
                     done = eights * EIGHT
-                    at = unsigned(((b * length + t) * heads + h) * count + k)
+                    out_at = unsigned(((b * length + t) * heads + h) * count + k)
                     x_at = unsigned((t - start + k) * wide)
                     grad_at = unsigned((b * length + t) * channels + first)
                     rest_at, rest = x_at + done * x_step, met - done
                     if wide == 64:
-                        _dots_64_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
-                        _dots_64(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                        _dots_64_by_8(out, out_at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_64(out, out_at + done, grad, grad_at, block, rest_at, x_step, rest)
                     elif wide == 32:
-                        _dots_32_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
-                        _dots_32(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                        _dots_32_by_8(out, out_at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_32(out, out_at + done, grad, grad_at, block, rest_at, x_step, rest)
                     elif wide == 16:
-                        _dots_16_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
-                        _dots_16(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                        _dots_16_by_8(out, out_at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_16(out, out_at + done, grad, grad_at, block, rest_at, x_step, rest)
                     elif wide == 8:
-                        _dots_8_by_8(out, at, grad, grad_at, block, x_at, x_step, eights)
-                        _dots_8(out, at + done, grad, grad_at, block, rest_at, x_step, rest)
+                        _dots_8_by_8(out, out_at, grad, grad_at, block, x_at, x_step, eights)
+                        _dots_8(out, out_at + done, grad, grad_at, block, rest_at, x_step, rest)
                     else:
-                        _dots_1(out, at, grad, grad_at, block, x_at, x_step, rest)
+                        _dots_1(out, out_at, grad, grad_at, block, x_at, x_step, rest)
                 first += wide
 
 
@@ -209,18 +214,20 @@ def _multiply_rows(out, grad, x, heads, count, before):  # type: ignore[no-untyp
 def _correlate_rows(out, grad, x, heads, count, before):  # type: ignore[no-untyped-def]
     """out[task, h, k] = sum_t sum_c grad[b, t, c] x[b, t - before + k, c] over the rows t of a task's segment."""
     batch, length, channels = grad.shape
-    width, step = channels // heads, unsigned(channels)
+    width, step, flat = channels // heads, unsigned(channels), x.reshape(x.size)
     segments = (length + SEGMENT - 1) // SEGMENT
     eights = (count + 7) // 8
     for task in prange(batch * segments):
         b, start = task // segments, task % segments * SEGMENT
-        met = unsigned(min(start + SEGMENT, length) - start)
+        last = min(start + SEGMENT, length)
+        met = unsigned(last - start)
         block, sums = np.empty((SEGMENT + 8 * eights) * 32, x.dtype), np.empty(8, x.dtype)
         for h in range(heads):
             first = h * width
             while first < (h + 1) * width:
                 wide = _block_width((h + 1) * width - first)
-                _copy_window(block, x, b, start - before, met + 8 * eights - 1, first, wide)
+                at, wanted = unsigned(b * x.shape[1] * channels + first), last - start + 8 * eights - 1
+                _copy_window(block, flat, at, step, x.shape[1], start - before, wanted, wide)
                 grad_at, x_step = unsigned((b * length + start) * channels + first), unsigned(wide)
                 for eight in range(eights):
                     x_at = unsigned(8 * eight * wide)
