@@ -138,7 +138,7 @@ def compare(run: Path, source: Path, threads: int, effort: Effort) -> Iterator[R
 
 
 def translate(translator: Translator, sources: Sequence[list[int]]) -> list[list[int]]:
-    return [hypotheses[0].tokens for hypotheses in translator.search_tokens(sources)]
+    return [hypotheses[0].tokens[:-1] for hypotheses in translator.search_tokens(sources)]  # without eos
 
 
 def peer(
