@@ -144,7 +144,7 @@ def describe(row: Row, result: Result) -> str:
     lines += [f"- In papers: {row.published}"] if row.published else []
     lines += [f"- {training_hours(result)} [The whole report](results/{row.name}.html), with every seed and trial.", ""]
     command = shlex.join(["subquad", *row.command("runs/reference")])
-    return "\n".join([*lines, "```text", command, "```", ""])
+    return "\n".join([*lines[:-1], f"- Command: `{command}`", ""])
 
 
 def training_hours(result: Result) -> str:

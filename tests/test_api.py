@@ -16,7 +16,7 @@ import subquad
 from subquad import api, run
 from subquad.cli.main import run as command
 from subquad.compare import study
-from subquad.train import dry_run
+from subquad.train.diagnostics import dry_run
 from tests.preloaded import afresh
 
 pytestmark = pytest.mark.usefixtures("preloaded_programs")

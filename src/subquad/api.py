@@ -33,8 +33,8 @@ from subquad.progress import Progress, TrainingProgress
 from subquad.run import Run
 from subquad.tasks.base import EvaluationOptions
 from subquad.train import checkpoint as stored
-from subquad.train.diagnostics.profiler import Profile, profile_updates
 from subquad.train.diagnostics.dry_run import DryRun, dry_run
+from subquad.train.diagnostics.profiler import Profile, profile_updates
 from subquad.train.from_run import RunStart
 from subquad.train.recipe import Changes, Recipe, read_recipe
 from subquad.train.run import (

@@ -15,8 +15,8 @@ from subquad.processes import exit_on_sigterm, interruptible
 
 if TYPE_CHECKING:
     from subquad.api import RecipeLike
-    from subquad.train.diagnostics.profiler import Profile
     from subquad.train.diagnostics.dry_run import DryRun
+    from subquad.train.diagnostics.profiler import Profile
 
 BETWEEN_UPDATES = "what the run directory has is kept, and the same command goes on from it"
 VOCABULARIES = ("vocab", "source_vocab", "target_vocab")
