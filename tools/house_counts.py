@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -60,7 +61,7 @@ class Trace(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.files: set[Path] = set()
+        self.names: set[str] = set()
         self.carriers: set[str] = set()
         self.running = False
 
@@ -77,22 +78,25 @@ class Trace(TorchFunctionMode):
 
     def record(self, frame: FrameType | None) -> None:
         while frame is not None:
-            if frame.f_code.co_filename.startswith(str(PACKAGE)):
-                self.files.add(Path(frame.f_code.co_filename).relative_to(PACKAGE))
+            self.names.add(frame.f_code.co_filename)
             frame = frame.f_back
+
+    def files(self) -> set[Path]:
+        """Those of the package."""
+        return {Path(name).relative_to(PACKAGE) for name in self.names if name.startswith(str(PACKAGE))}
 
     def profile(self, frame: FrameType, event: str, value: Any) -> None:
         """See sys.setprofile."""
-        if event == "return" and frame.f_code.co_filename.startswith(str(PACKAGE)) and _carries_loss(value):
+        if event == "return" and type(value).__module__.startswith("subquad.") and _carries_loss(value):
             self.carriers.add(type(value).__name__)
 
 
 def _carries_loss(value: Any) -> bool:
-    """Whether a value is of one of our classes and has a field for a loss, or for the sums that a loss consists of."""
+    """Whether a value has a field for a loss, or for the sums that a loss consists of."""
     fields = getattr(value, "_fields", None) or (
         [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else ()
     )
-    return type(value).__module__.startswith("subquad.") and not {"loss", "sums"}.isdisjoint(fields)
+    return not {"loss", "sums"}.isdisjoint(fields)
 
 
 @contextmanager
@@ -136,8 +140,9 @@ def crowded_folders() -> dict[str, int]:
     return {name: count for name, count in counts.items() if count > LIMIT and name not in ONE_FILE_EACH}
 
 
-def most_files_of_one(modules: Iterable[str]) -> int:
-    """How many files know about one of some modules, itself included: at most so many are touched for another one."""
+@cache
+def imports_of_files() -> dict[Path, set[str]]:
+    """What every file of the package imports."""
     imports: dict[Path, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         nodes = ast.walk(ast.parse(path.read_text()))
@@ -147,8 +152,14 @@ def most_files_of_one(modules: Iterable[str]) -> int:
             if isinstance(node, ast.Import | ast.ImportFrom)
             for name in node.names
         }
+    return imports
+
+
+def most_files_of_one(modules: Iterable[str]) -> int:
+    """How many files know about one of some modules, itself included: at most so many are touched for another one."""
+    imports = imports_of_files().values()
     return max(
-        1 + sum(any(name == module or name.startswith(f"{module}.") for name in found) for found in imports.values())
+        1 + sum(any(name == module or name.startswith(f"{module}.") for name in found) for found in imports)
         for module in modules
     )
 
@@ -163,11 +174,12 @@ def house_table() -> str:
     with tempfile.TemporaryDirectory() as folder:
         trace = trace_training(Path(folder).resolve())
     paths = sorted(PACKAGE.rglob("*.py"))
-    model = {path for path in trace.files if path.parts[0] in MODEL}
+    files = trace.files()
+    model = {path for path in files if path.parts[0] in MODEL}
     lines = sum(len(path.read_text().splitlines()) for path in paths)
     crowded = ", ".join(f"{name} {count}" for name, count in crowded_folders().items())
     rows = [
-        ["files from text to checkpoint", f"{len(trace.files - model)}", f"{BEFORE['batch']}"],
+        ["files from text to checkpoint", f"{len(files - model)}", f"{BEFORE['batch']}"],
         ["files of the model on the way", f"{len(model)}", f"{BEFORE['model']}"],
         ["classes that carry a loss", ", ".join(sorted(trace.carriers)), ""],
         ["files for a task", f"{most_files_of_one(task_class(name).__module__ for name in available_tasks())}", ""],
@@ -176,7 +188,7 @@ def house_table() -> str:
         ["files in src", f"{len(paths)}", f"{BEFORE['files']}"],
         ["lines in src, in thousands", f"{lines / 1000:.0f}", f"{BEFORE['lines'] / 1000:.0f}"],
     ]
-    listed = ", ".join(f"`{path.as_posix()}`" for path in sorted(trace.files - model))
+    listed = ", ".join(f"`{path.as_posix()}`" for path in sorted(files - model))
     return f"{markdown_table(['count', 'now', 'at 9f1304d'], rows)}\nFrom text to checkpoint: {listed}.\n"
 
 

@@ -58,7 +58,7 @@ def study(
 
     >>> import subquad
     >>> small = {"train": {"updates": 2}, "data": {"options": {"valid": 8, "test": 8}}, "floors": False}
-    >>> fast = {"seeds": 1, "rounds": [1], "quiet": True}
+    >>> fast = {"seeds": 1, "rounds": [1], "lengths": [], "quiet": True}
     >>> results = subquad.study("small/associative_recall", ["softmax"], out="runs/recall", **small, **fast)
     >>> list(results)
     ['associative_recall']
