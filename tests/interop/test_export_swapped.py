@@ -10,6 +10,7 @@ import torch
 import subquad
 from subquad.cli.main import run
 from subquad.interop.export import swapped
+from subquad.interop.export.check import check_graph
 from subquad.interop.export.files import Form
 from tests.linearise.hosts import HOSTS
 
@@ -79,3 +80,20 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path, monkeyp
     with pytest.raises(ValueError, match="differ from the model's by"):
         swapped.export_swapped(tmp_path / "model", "torch", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("at_padding", [True, False])
+def test_only_what_stands_at_padding_may_differ(at_padding: bool) -> None:
+    """There attention that stays has no key to look at, and every framework returns something else."""
+    model = HOSTS["gpt2"]()
+    subquad.swap(model, "local", window=4, layers=[0])
+    (graph, _) = swapped.swapped_graphs(model)
+
+    def call(given: Any) -> dict[str, torch.Tensor]:
+        (logits,) = graph.module(*given.values())
+        return {"logits": logits + (given["padding"] == at_padding)[..., None]}
+
+    if at_padding:
+        check_graph(graph, call, 40, at_padding=False)
+    with pytest.raises(ValueError, match="differ from the model's by 1"):
+        check_graph(graph, call, 40, at_padding=at_padding)
