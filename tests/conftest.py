@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)  # tracing a graph makes hundreds of thousands of objects that stay
     gc.enable()
 
 

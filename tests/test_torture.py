@@ -61,10 +61,10 @@ def test_nothing_is_lost_and_the_page_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        "two",
         "determinism",
-        # these take minutes; test_full_disk.py, test_distributed.py, test_interruption.py, test_comparison.py and
+        # these take long; test_full_disk.py, test_distributed.py, test_interruption.py, test_comparison.py and
         # test_agreement.py do a little of each
+        pytest.param("two", marks=pytest.mark.nightly),
         pytest.param("results", marks=pytest.mark.nightly),
         pytest.param("scale", marks=pytest.mark.nightly),
         pytest.param("nodes", marks=pytest.mark.nightly),

@@ -212,6 +212,9 @@ class Session:
                 stored = Path(words[1]).parent.glob("checkpoints/update-*")
                 done = max(int(path.name.removeprefix("update-")) for path in stored)
                 return call([*words, f"train.updates={done + 1}"], given)
+        if words[0] == "doctor":  # test_doctor.py imports the packages of all extras, which takes its time
+            with patch("subquad.packages.find_broken", return_value={}):
+                return call(words, given)
         return call(shortened(words), given)
 
     def torchrun(self, words: list[str]) -> str:

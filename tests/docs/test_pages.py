@@ -1,8 +1,11 @@
 """The documentation's pages: what they tell a reader to do works, figures are those of the modules, links lead on."""
 
 import contextlib
+import fcntl
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,12 +109,21 @@ def test_figures_are_those_of_the_modules(drawing: ModuleType) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built in strict mode: a link that leads nowhere, also to a heading, or a page that no menu has, is an error."""
+    """Built in strict mode: a link that leads nowhere, also to a heading, or a page that no menu has, is an error.
+
+    It is built once for all processes of the suite: the first that asks builds it, the others wait.
+    """
     pytest.importorskip("mkdocs")
-    out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
+    base = tmp_path_factory.getbasetemp()
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with out.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+            if done.returncode:
+                shutil.rmtree(out, ignore_errors=True)
+            assert done.returncode == 0, done.stderr
     return out
 
 

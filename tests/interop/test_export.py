@@ -107,7 +107,9 @@ def test_pyramids_agree(tmp_path: Path) -> None:
     assert exported(build(mixer), "torch", tmp_path / "out") == ["model.pt2"]
 
 
-@pytest.mark.parametrize("family", ["text", "evit", pytest.param("pvt", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "family", ["evit", pytest.param("text", marks=pytest.mark.nightly), pytest.param("pvt", marks=pytest.mark.nightly)]
+)
 def test_classifiers_agree_in_onnxruntime(tmp_path: Path, family: str, recwarn) -> None:
     build, mixer = CLASSIFIERS[family]
     assert exported(build(mixer), "onnx", tmp_path / "out") == ["model.onnx"]

@@ -19,7 +19,7 @@ POSITIONS = {
 
 @pytest.mark.parametrize("time", [1, 16, 37])
 @pytest.mark.parametrize("kind", POSITIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.nightly)])
 def check_gradient(poisoned, monkeypatch, dtype, kind, time):
     monkeypatch.setenv("SUBQUAD_KERNELS", "gpu")
     positions = torch.stack([POSITIONS[kind](time)] * 2)
