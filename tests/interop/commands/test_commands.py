@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -363,6 +364,43 @@ def test_limits_of_preprocessed_vocabularies() -> None:
     assert "--vocab-size 99 --min-count 2 --multiple 1" in found.commands[0]
     assert [note.split(":")[0] for note in found.notes if "for both languages" in note] == ["--thresholdtgt 3"]
     assert not found.unsupported
+
+
+def test_preparation_training_averaging_and_generation_in_one_text(tmp_path: Path, monkeypatch, capsys) -> None:
+    """From text to hypotheses: the folder of fairseq-preprocess is not there, and nothing has to be prepared."""
+    monkeypatch.chdir(tmp_path)
+    lines = {"de": "ei@@ n Hund\nzwei Hun@@ de\nein@@ er\n", "en": "a dog\ntwo do@@ gs\no@@ ne\n"}
+    for side, text in lines.items():
+        for split in ("train", "valid", "test"):
+            (tmp_path / f"{split}.{side}").write_text(text)
+    preparation = (
+        "fairseq-preprocess -s de -t en --trainpref train --validpref valid --testpref test --destdir data-bin/x"
+    )
+    training = "fairseq-train data-bin/x/ -a transformer_iwslt_de_en --optimizer adam --lr 0.1 --max-epoch 3 --seed 3"
+    training += " --max-tokens 40 --keep-last-epochs 2 --save-dir save/x --encoder-layers 1 --decoder-layers 1"
+    rest = "average_checkpoints.py --inputs save/x --num-epoch-checkpoints 2 --output save/x/avg.pt\n"
+    rest += "fairseq-generate data-bin/x --path save/x/avg.pt --beam 2 --remove-bpe --gen-subset test"
+    text = f"{preparation} --nwordstgt 9\n{training}\n{rest}"
+    tokenizers = recipe_of(convert_commands(text)).data
+    assert (tokenizers.tokenizer.vocab_size, tokenizers.target_tokenizer.vocab_size) == (None, 9)
+    small = ["model.dim=8", "model.encoder.ffn_dim=8", "model.decoder.ffn_dim=8"]
+    assert command(["train", "--from", text, *small]) == 0, capsys.readouterr().err
+    steps = [shlex.split(line)[1:] for line in convert_commands(text).commands]
+    assert [words[0] for words in steps] == ["train", "average", "evaluate"]
+    assert [command(words) for words in steps[1:]] == [0, 0], capsys.readouterr().err
+    folder = tmp_path / "runs/x/checkpoints"
+    average, *epochs = (load_file(folder / name / "model.safetensors") for name in ("average", *epoch_names(folder)))
+    assert len(epochs) == 2
+    for name, found in average.items():
+        torch.testing.assert_close(found, (epochs[0][name] + epochs[1][name]) / 2)
+    assert any(not torch.equal(found, epochs[1][name]) for name, found in average.items())
+    assert "@@" not in (tmp_path / "runs/x/evaluation-test.hyp.txt").read_text()
+    (tmp_path / "data-bin/x").mkdir(parents=True)
+    assert recipe_of(convert_commands(text)).data.fairseq.path == "data-bin/x/", "what was prepared once is read"
+
+
+def epoch_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name.startswith("update-"))
 
 
 def test_pretokenising_is_a_command_that_runs(tmp_path: Path, monkeypatch) -> None:

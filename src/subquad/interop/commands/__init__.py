@@ -6,7 +6,8 @@ Nothing of the command is executed. What it trains becomes a recipe whose lines 
 has no counterpart is listed with the reason.
 """
 
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
 from subquad.interop.commands import efficient_attention, fairseq_tools, fairseq_train, linformer, primal
 from subquad.interop.commands.conversion import RECIPE as RECIPE
@@ -38,10 +39,35 @@ def convert_commands(text: str, folder: Path = Path()) -> Conversion:
         raise ValueError(f"these are {len(trainings)} trainings; give one at a time, with what belongs to it")
     first, *rest = [*trainings, *(one for one in found if one.recipe is None)]
     for one in rest:
+        one = _join_preparation(first, one)
         first.commands += one.commands
         first.notes += [note for note in one.notes if note not in first.notes]
         first.unsupported |= one.unsupported
     return first
+
+
+def _join_preparation(training: Conversion, other: Conversion) -> Conversion:
+    """Lets a training read the text of the preparation that the same commands begin with, unless its folder exists.
+
+    Returns what is left to be said and done of the other command.
+    """
+    given = (training.recipe or {}).get("data", {}).get("fairseq")
+    folder = given["path"] if isinstance(given, Mapping) else given
+    if other.text is None or folder is None or PurePosixPath(other.text[0]) != PurePosixPath(folder):
+        return other
+    if Path(folder).is_dir():
+        notes = [f"{folder} exists, and is read as it is: nothing has to be prepared."]
+        return Conversion(other.original, unsupported=other.unsupported, notes=notes)
+    assert training.recipe is not None
+    section = {name: value for name, value in training.recipe["data"].items() if name != "fairseq"}
+    training.recipe["data"] = other.text[1] | section
+    training.origins.pop("data.fairseq", None)
+    training.origins |= other.origins
+    notes = [
+        f"There is no folder {folder}: the recipe reads the text that fairseq-preprocess would put there, and `subquad "
+        f"train` prepares it. Where the folder is, data.fairseq={folder} takes the place of the text."
+    ]
+    return Conversion(other.original, unsupported=other.unsupported, notes=notes)
 
 
 def convert_command(text: str, folder: Path = Path()) -> list[Conversion]:

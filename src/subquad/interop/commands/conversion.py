@@ -22,6 +22,7 @@ class Conversion:
     command that fields of the recipe came from, by dotted names. commands: what to run here. unsupported: the words
     that have no counterpart, and why. notes: what else a reader should know, as sentences. start: what the options
     --from-run, --reset and --checkpoint of `subquad train` say, for a training that begins with another one's weights.
+    text: of a preparation, the folder that it fills, and the section `data` that reads its text.
     """
 
     original: str
@@ -31,6 +32,7 @@ class Conversion:
     unsupported: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     start: tuple[Path, str, str] | None = None
+    text: tuple[str, dict[str, Any]] | None = None
 
     @property
     def run(self) -> str:

@@ -2,6 +2,7 @@
 
 import shlex
 from pathlib import PurePosixPath
+from typing import Any
 
 from subquad.interop.commands.conversion import Conversion
 from subquad.interop.commands.fairseq_train import checkpoint_place, import_command, run_folder
@@ -91,11 +92,13 @@ def convert_preparation(invocation: Invocation) -> Conversion:
     folder = str(arguments.get("destdir", "data-bin"))
     prepared = f"data/{PurePosixPath(folder.rstrip('/')).name}"
     words = ["data", "prepare", prepared, *(["--samples", "text"] if "only_source" in arguments else [])]
+    splits = {}
     for split in ("train", "valid", "test"):
         if f"{split}pref" in arguments:
             prefix = str(arguments.get(f"{split}pref"))
             files = [prefix] if "only_source" in arguments else [f"{prefix}.{language}" for language in languages]
             words += [word for file in files for word in (f"--{split}", file)]
+            splits[split] = files
     words += ["--tokenizer", "words"]
     for flag, option in (("srcdict", "--dictionary"), ("nwordssrc", "--vocab-size"), ("thresholdsrc", "--min-count")):
         if arguments.get(flag, "0") != "0":
@@ -114,8 +117,30 @@ def convert_preparation(invocation: Invocation) -> Conversion:
         for source, target in (("srcdict", "tgtdict"), ("nwordssrc", "nwordstgt"), ("thresholdsrc", "thresholdtgt"))
         if target in arguments and arguments.get(target) != arguments.get(source, "0")
     ]
-    command = f"subquad {shlex.join(words)}"
-    return Conversion("fairseq-preprocess", commands=[command], unsupported=dict(arguments.unsupported), notes=notes)
+    command, unsupported = f"subquad {shlex.join(words)}", dict(arguments.unsupported)
+    found = Conversion("fairseq-preprocess", commands=[command], unsupported=unsupported, notes=notes)
+    found.text = (folder, {"splits": splits, **_tokenizers(arguments)})
+    for split in splits:
+        found.origins[f"data.splits.{split}"] = str(arguments.words(f"{split}pref"))
+    return found
+
+
+def _tokenizers(arguments: Arguments) -> dict[str, Any]:
+    """The section `data` of a text whose pieces become a dictionary for both languages, or for each its own."""
+
+    def of_side(side: str) -> dict[str, Any]:
+        if (dictionary := arguments.get(f"{side}dict")) is not None:
+            return {"kind": "words", "dictionary": str(dictionary)}
+        limits = {
+            "vocab_size": int(arguments.get(f"nwords{side}", 0)),
+            "min_count": int(arguments.get(f"threshold{side}", 0)),
+        }
+        limits["multiple"] = int(arguments.get("padding_factor", PADDING_FACTOR))
+        return {"kind": "words", **{name: value for name, value in limits.items() if value > 0}}
+
+    if {"joined_dictionary", "only_source"} & set(arguments.values):
+        return {"tokenizer": of_side("src")}
+    return {"tokenizer": of_side("src"), "target_tokenizer": of_side("tgt")}
 
 
 def checkpoint_words(path: str, arguments: Arguments) -> tuple[str, str, str]:
