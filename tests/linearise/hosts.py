@@ -28,6 +28,8 @@ ENCODER |= {"intermediate_size": 32, "max_position_embeddings": 32, "pad_token_i
 DECODER = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32}
 DECODER |= {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 LLAMA = ENCODER | {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0}
+WIDE_HEADS = LLAMA | {"head_dim": 8}
+"""Heads are wider than the model is for each of them, as in Gemma and Qwen3."""
 IMAGES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
 IMAGES |= {"image_size": 8, "patch_size": 2, "num_channels": 1, "num_labels": 3}
 TIMM = {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3}
@@ -51,6 +53,8 @@ def _disturbed(build: Callable[[], nn.Module]) -> Any:
 HOSTS: dict[str, Callable[[], Any]] = {
     "gpt2": _of("GPT2LMHeadModel", DECODER),
     "llama": _of("LlamaForCausalLM", LLAMA),
+    "gemma": _of("GemmaForCausalLM", WIDE_HEADS),
+    "llama classifier": _of("LlamaForSequenceClassification", LLAMA | {"num_labels": 3}),
     "bert": _of("BertForMaskedLM", ENCODER),
     "bert classifier": _of("BertForSequenceClassification", ENCODER | {"num_labels": 3}),
     "vit": _of("ViTForImageClassification", IMAGES),

@@ -42,7 +42,7 @@ def write_report(folder, content):
 Stage.step, subquad.linearise.run.write_report = step, write_report
 subquad.linearise(out=out, quiet=True, **given)
 """
-UPDATES: dict[str, Any] = {"transfer_updates": 4, "tune_updates": 4, "save_every": 2}
+UPDATES: dict[str, Any] = {"transfer_updates": 4, "tune_updates": 4, "save_every": 2, "lengths": ()}
 TEXT: dict[str, Any] = {"batch": 2, "length": 16, "valid_samples": 4, "tokenizer": "bytes", "keep": 1, "distill": 1.0}
 STAGES = ("transfer", "finetune", "controls/scratch/finetune", "controls/identity/finetune")
 """The folders of all stages; the identity has no weights to transfer."""

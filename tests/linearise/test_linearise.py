@@ -19,6 +19,7 @@ from subquad.testing import close
 from tests.linearise.hosts import HOSTS, IMAGES, stages_for, transformers
 
 SHORT: dict[str, Any] = {"transfer_updates": 2, "tune_updates": 2, "batch": 4, "length": 16, "valid_samples": 8}
+SHORT |= {"lengths": ()}
 
 
 @pytest.fixture
@@ -46,8 +47,7 @@ def test_the_report_has_teacher_stages_and_controls_with_intervals(text: Path, t
         tokenizer="bytes",
         out=tmp_path / "out",
         quiet=True,
-        lengths=(8, 16),
-        **SHORT,
+        **SHORT | {"lengths": None},
     )
     stored = json.loads((tmp_path / "out/report.json").read_text())
     assert stored == json.loads(json.dumps(found.report))
@@ -97,7 +97,7 @@ def test_the_saved_model_loads_and_generates_with_its_state(
     assert torch.equal(streamed, whole)
 
 
-@pytest.mark.parametrize("host", ["gpt2", "bert", "vit"])
+@pytest.mark.parametrize("host", ["gpt2", "gemma", "llama classifier", "bert", "vit"])
 def test_models_of_every_form_are_saved_with_what_they_learned(host: str, tmp_path: Path) -> None:
     stages = stages_for(host, tmp_path / "out", "softmax,performer")
     model: Any = stages.run()
@@ -190,10 +190,11 @@ def test_the_command_reads_a_folder_and_writes_one(text: Path, tmp_path: Path, c
     shown = capsys.readouterr().out
     assert "transfer" in shown
     assert "memory: about" in shown
-    assert run([*words, "--no-controls", "--out", str(tmp_path / "out")]) == 0
+    assert run([*words, "--no-controls", "--lengths", "", "--out", str(tmp_path / "out")]) == 0
     assert "after fine-tuning" in capsys.readouterr().out
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert sorted(report["layers"]) == ["eva", "softmax"]
+    assert (report["lengths"], report["decoding"]) == ([], [])
     assert report["layer_losses"].keys() == {"0", "1"}
     assert run(words) == 1
     assert "--out FOLDER" in capsys.readouterr().err
@@ -250,7 +251,7 @@ def test_images_of_a_built_in_set(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     torch.manual_seed(0)
     model = transformers.ViTForImageClassification(transformers.ViTConfig(**IMAGES | {"num_labels": 10}))
-    options = SHORT | {"controls": False, "lengths": (1,)}
+    options = SHORT | {"controls": False, "lengths": None}
     found = subquad.linearise(model, "lara=landmarks=4", "digits", out=tmp_path / "out", quiet=True, **options)
     assert list(found.report["scores"][0]["metrics"]) == ["accuracy", "loss"]
     assert found.report["unit"] == "images"

@@ -17,7 +17,7 @@ from subquad.mixers import Mixer
 
 pytest.importorskip("sklearn")
 SHORT_UPDATES: dict[str, Any] = {"transfer_updates": 3, "tune_updates": 3, "save_every": 2}
-SHORT: dict[str, Any] = {**SHORT_UPDATES, "quiet": True}
+SHORT: dict[str, Any] = {**SHORT_UPDATES, "quiet": True, "lengths": ()}
 MODEL = {"dim": 16, "encoder": {"mixer": "softmax", "layers": 2, "heads": 2, "ffn_dim": 16}}
 
 
@@ -58,6 +58,7 @@ def test_a_window_over_the_whole_image_loses_nothing(teacher: Path, tmp_path: Pa
         tune="none",
         controls=False,
         transfer_updates=0,
+        lengths=(),
         quiet=True,
     )
     assert found.score("swapped") == pytest.approx(found.score("teacher"), abs=1e-5)
@@ -122,7 +123,7 @@ def test_a_dry_run_measures_and_costs_are_reported_by_length(teacher: Path, tmp_
     found = subquad.api.linearise_dry_run(teacher, "local=window=2", distill=1.0, **SHORT_UPDATES)
     assert [stage.name for stage in found.stages] == ["transfer", "finetune"]
     assert all(stage.seconds > 0 and stage.peak_bytes > 0 for stage in found.stages)
-    options = {**SHORT, "tune": "none", "controls": False, "lengths": (1,)}
+    options = {**SHORT, "tune": "none", "controls": False, "lengths": None}
     report = subquad.linearise(teacher, "local=window=2", out=tmp_path / "out", **options).report
     assert [(row["variant"], row["length"], row["status"]) for row in report["lengths"]] == [
         ("attention", 16, "done"),

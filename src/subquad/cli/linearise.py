@@ -74,8 +74,13 @@ def linearise(
     length: Annotated[int, typer.Option(min=2, help="The number of tokens of a piece of text.")] = 1024,
     seed: Annotated[int, typer.Option(min=0, help="The seed of new weights and of the order of the data.")] = 1,
     lengths: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Measure speed and memory at these lengths before and after.")
-    ] = "",
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Measure speed and memory at these lengths before and after, and decoding after so many tokens. "
+            "By default these are the length of the samples and half of it; '' measures nothing.",
+        ),
+    ] = None,
     controls: Annotated[
         bool,
         typer.Option(
@@ -117,7 +122,7 @@ def linearise(
         "batch": batch,
         "length": length,
         "seed": seed,
-        "lengths": tuple(parse_integer("--lengths", word) for word in split_words(lengths)),
+        "lengths": None if lengths is None else tuple(parse_integer("--lengths", one) for one in split_words(lengths)),
         "controls": controls,
     }
     if dry_run:

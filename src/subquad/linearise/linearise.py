@@ -42,6 +42,7 @@ def linearise(
     >>> config = {"n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=256, **config))
     >>> short = {"transfer_updates": 2, "tune_updates": 2, "length": 32, "valid_samples": 4, "controls": False}
+    >>> short["lengths"] = ()  # without times
     >>> found = subquad.linearise(
     ...     model, "local=window=8", "speeches", tokenizer="bytes", out="runs/local", quiet=True, **short
     ... )

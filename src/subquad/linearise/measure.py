@@ -90,6 +90,10 @@ def random_text(model: Any, length: int) -> Batch:
     targets = rows[:, 1:]
     if type(model).__name__.endswith("ForSequenceClassification"):
         targets = torch.zeros(1, dtype=torch.long)
+        end = getattr(model.config, "eos_token_id", None)
+        if isinstance(end, int):  # BART reads the class off the end of a text
+            rows = torch.where(rows == end, (end + 1) % model.config.vocab_size, rows)
+            rows[:, -2] = end
     return Batch({"input_ids": rows[:, :-1]}, targets)
 
 

@@ -37,7 +37,11 @@ class LineariseOptions(Options):
         "identity in place of the mechanism, for the report.",
     )
     scratch_lr: float = Field(2e-3, gt=0, description="The highest learning rate of training from scratch.")
-    lengths: tuple[int, ...] = Field((), description="Lengths at which speed and memory are measured.")
+    lengths: tuple[int, ...] | None = Field(
+        None,
+        description="Lengths at which speed and memory are measured, and after which decoding is; by default that of "
+        "the samples and half of it.",
+    )
 
     @property
     def updates(self) -> int:

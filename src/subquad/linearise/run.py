@@ -137,19 +137,23 @@ class Linearisation:
         self, stages: Stages, model: nn.Module, progress: Progress
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Measures costs by length; images have only the length they have. The mixers are in place afterwards."""
-        if not self.options.lengths:
+        lengths = self.options.lengths
+        if lengths == ():
             return [], []
         stages.layers.take_out()
         try:
+            samples = stages.valid.batch(range(min(self.options.batch, len(stages.valid))), 0).to(_device(model))
+            with torch.no_grad():
+                usual = stages.layers.count_tokens(lambda: logits_of(model.eval(), samples))
+            lengths = lengths or tuple(sorted({max(2, usual // 2), usual}))
             if self.data.kind == "images":
-                images = stages.valid.batch(range(min(self.options.batch, len(stages.valid))), 0).to(_device(model))
-                batches = {stages.layers.count_tokens(lambda: logits_of(model, images)): images}
+                batches = {usual: samples}
             else:
-                batches = {length: self._random_text(model, length) for length in self.options.lengths}
+                batches = {length: self._random_text(model, length) for length in lengths}
             rows = measure_lengths(model, stages.layers, batches, progress)
             decoding = []
             if self.data.kind == "causal":
-                decoding = measure_decoding(model, stages.layers, self.options.lengths, progress)
+                decoding = measure_decoding(model, stages.layers, lengths, progress)
         finally:
             stages.layers.install()
         return rows, decoding

@@ -30,14 +30,15 @@ class CopiedWeights(NamedTuple):
 
 def build_replacement(host: Host, name: str, options: dict[str, object]) -> Mixer:
     """Builds a mixer with the width and heads of the host, and its biases and dropout if the mechanism has them."""
-    fields = mixer_class(name).Config.model_fields
+    kind = mixer_class(name)
+    fields = kind.Config.model_fields
     own: dict[str, object] = {
         "attention_dropout": host.attention_dropout,
         "dropout": host.dropout,
         "qkv_bias": "q.bias" in host.tensors,
         "qk_bias": "q.bias" in host.tensors,
     }
-    if host.heads * host.head_width != host.dim:
+    if host.heads * host.head_width != host.dim and not kind.is_floor:  # the identity has no heads
         if "head_dim" not in fields:
             raise Refusal(
                 f"heads of {name} would have {host.dim} / {host.heads} channels, but the layer's have {host.head_width}"

@@ -106,10 +106,10 @@ class _SwappedModel:
     host: ClassVar[Any]
 
     def __init__(self, config: Any, *inputs: Any, **options: Any) -> None:
+        swaps = getattr(config, SWAPS)
+        setattr(config, SWAPS, [])  # each swap adds itself, and models that this one is made of swap nothing
         self.host.__init__(self, config, *inputs, **options)
         self.__class__ = self.host  # as a model that is swapped after it was built
-        swaps = getattr(config, SWAPS)
-        setattr(config, SWAPS, [])  # each swap adds itself
         for found in swaps:
             report = swap(self, found["mixer"], layers=found["layers"], **found["options"])  # type: ignore[arg-type]
             if [layer.number for layer in report.replaced] != found["layers"]:

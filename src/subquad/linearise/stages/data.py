@@ -39,6 +39,7 @@ SUFFIXES: dict[str, Kind] = {
     "ForMaskedLM": "masked",
     "ForSequenceClassification": "texts",
     "ForImageClassification": "images",
+    "ForImageClassificationWithTeacher": "images",
     "VisionTransformer": "images",
 }
 
