@@ -1,7 +1,8 @@
 """Problems for every operation, by name: what its implementations are compared on.
 
-A problem is a function of float64 tensors, which are its inputs, and of nothing else that has a gradient. Sizes are odd
-and small; what an operation can do without (a mask, a bias, summaries) is there in some problems and not in others.
+A problem is a function of float64 tensors, which are its inputs, and of nothing else that has a gradient. Masks, target
+words and the like follow the inputs to their device. Sizes are odd and small; what an operation can do without (a mask,
+a bias, summaries) is there in some problems and not in others.
 """
 
 from collections.abc import Callable
@@ -44,6 +45,11 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
+def beside(x: Tensor, constant: Tensor | None) -> Tensor | None:
+    """On the device of x."""
+    return None if constant is None else constant.to(x.device)
+
+
 def conv() -> list[Problem]:
     found = []
     for time in LENGTHS:
@@ -70,6 +76,7 @@ def scan() -> list[Problem]:
     found = []
     for time in (*LENGTHS, 150):
         log_scale = (drawn(BATCH, HEADS, time).abs() * 0.1).cumsum(-1)
+        log_scale = (log_scale * 16).round() / 16  # the same number in every precision
         inputs = [
             drawn(BATCH, HEADS, time, 4).abs(),
             drawn(BATCH, HEADS, time, 4).abs(),
@@ -108,12 +115,12 @@ def window_problems() -> list[Problem]:
             return window_attention(qkv, windows)
 
         def biased(qkv: Tensor, bias: Tensor, windows: Windows = windows, mask: Tensor = mask) -> Tensor:
-            return window_attention(qkv, windows, bias, mask)
+            return window_attention(qkv, windows, bias, mask.to(qkv.device))
 
         def summarised(
             qkv: Tensor, k: Tensor, v: Tensor, windows: Windows = windows, mask: Tensor = mask, chunk: int = chunk
         ) -> Tensor:
-            return window_attention(qkv, windows, None, mask, Summaries(k, v, None, chunk))
+            return window_attention(qkv, windows, None, mask.to(qkv.device), Summaries(k, v, None, chunk))
 
         def everything(
             qkv: Tensor,
@@ -125,7 +132,8 @@ def window_problems() -> list[Problem]:
             exist: Tensor = exist,
             chunk: int = chunk,
         ) -> Tensor:
-            return window_attention(qkv, windows, bias, mask, Summaries(k, v, exist, chunk))
+            summaries = Summaries(k, v, exist.to(qkv.device), chunk)
+            return window_attention(qkv, windows, bias, mask.to(qkv.device), summaries)
 
         found += [
             Problem("window_attention", name, [qkv], plain),
@@ -148,10 +156,11 @@ def chunk_problems() -> list[Problem]:
             return chunk_values(qkv, w, None, size)[1]
 
         def masked(qkv: Tensor, w: Tensor, mask: Tensor = mask, size: int = cells) -> Tensor:
-            return chunk_values(qkv, w, mask, size)[1]
+            return chunk_values(qkv, w, mask.to(qkv.device), size)[1]
 
         def ragged(qkv: Tensor, w: Tensor, mask: Tensor = mask, size: int = cells) -> Tensor:
-            return chunk_values(qkv, w, mask, torch.tensor([size, size + 1]))[1]
+            sizes = torch.tensor([size, size + 1], device=qkv.device)
+            return chunk_values(qkv, w, mask.to(qkv.device), sizes)[1]
 
         name = f"{chunks} chunks of {cells}"
         found += [
@@ -171,7 +180,7 @@ def feature_problems() -> list[Problem]:
             for causal in (False, True):
 
                 def run(qkv: Tensor, matrix: Tensor, mask: Tensor | None = kept, causal: bool = causal) -> Tensor:
-                    return feature_attention(qkv, matrix, mask, 1e-4, 1e-2, causal=causal)
+                    return feature_attention(qkv, matrix, beside(qkv, mask), 1e-4, 1e-2, causal=causal)
 
                 name = f"{time} positions{'' if kept is None else ', mask'}{', causal' if causal else ''}"
                 found.append(Problem("feature_attention", name, inputs, run))
@@ -188,7 +197,7 @@ def landmark_problems() -> list[Problem]:
         for kept in (None, mask):
 
             def plain(qkv: Tensor, w: Tensor, w_queries: Tensor, b: Tensor, mask: Tensor | None = kept) -> Tensor:
-                return landmark_attention(qkv, w, w_queries, b, None, mask)
+                return landmark_attention(qkv, w, w_queries, b, None, beside(qkv, mask))
 
             def weighted(
                 qkv: Tensor,
@@ -200,9 +209,8 @@ def landmark_problems() -> list[Problem]:
                 mask: Tensor | None = kept,
             ) -> Tensor:
                 mean_weights = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).to(qkv)
-                return landmark_attention(
-                    qkv, w, w_queries, b, OptWeights(directions, balance, mean_weights, 1.5), mask
-                )
+                weights = OptWeights(directions, balance, mean_weights, 1.5)
+                return landmark_attention(qkv, w, w_queries, b, weights, beside(qkv, mask))
 
             name, inputs = f"{time} positions{'' if kept is None else ', mask'}", [qkv, w, w_queries, shared]
             found += [
@@ -222,7 +230,8 @@ def word_problems() -> list[Problem]:
             features: Tensor, weight: Tensor, *bias: Tensor, target: Tensor = target, smoothing: float = smoothing
         ) -> Tensor:
             words = bias[0] if bias else None
-            return linear_cross_entropy(features, weight, words, target, pad=1, smoothing=smoothing)[0]
+            asked = target.to(features.device)
+            return linear_cross_entropy(features, weight, words, asked, pad=1, smoothing=smoothing)[0]
 
         inputs = [drawn(count, WIDTH), drawn(vocab, WIDTH)]
         name = f"{count} tokens of {vocab}, smoothing {smoothing}"
@@ -245,13 +254,17 @@ def primal_problems() -> list[Problem]:
                 qk: Tensor, weights: Tensor, kept: Tensor | None = kept, causal: bool = causal
             ) -> tuple[Tensor, Tensor]:
                 wide = torch.promote_types(qk.dtype, torch.float32)
-                return primal_scores(qk, weights.to(wide), kept, causal=causal)
+                return primal_scores(qk, weights.to(wide), beside(qk, kept), causal=causal)
 
             name = f"{time} positions{'' if kept is None else ', lengths'}{', causal' if causal else ''}"
             found.append(Problem("primal_scores", name, [x, shared if causal else own], run))
         positions = torch.arange(5).mul(time).div(5, rounding_mode="floor").expand(BATCH, -1)
         tokens = drawn(BATCH, time, WIDTH)
-        found.append(Problem("tokens_at", f"{time} positions", [tokens], lambda x, p=positions: tokens_at(x, p)))
+
+        def taken(x: Tensor, positions: Tensor = positions) -> Tensor:
+            return tokens_at(x, positions.to(x.device))
+
+        found.append(Problem("tokens_at", f"{time} positions", [tokens], taken))
     return found
 
 
@@ -278,10 +291,10 @@ def gathered_problems() -> list[Problem]:
             order, lengths = torch.randint(0, 4, (7, columns)), torch.randint(1, places + 1, (7,))
 
             def attend(q: Tensor, k: Tensor, v: Tensor, order: Tensor = order, lengths: Tensor = lengths) -> Tensor:
-                return gathered_attention(q, k, v, order, lengths)
+                return gathered_attention(q, k, v, order.to(q.device), lengths.to(q.device))
 
             def convolve(x: Tensor, taps: Tensor, order: Tensor = order[:, :3]) -> Tensor:
-                return gathered_conv(x, taps, order, 4)
+                return gathered_conv(x, taps, order.to(x.device), 4)
 
             name = f"{width} channels, {columns} columns"
             k, v = drawn(4, HEADS, places, width), drawn(4, HEADS, places, width)
