@@ -1,6 +1,6 @@
 """How far mechanisms are from the attention of a teacher before they learn anything, layer by layer.
 
-    python -m benchmarks.linearise_errors study/images-teacher --data digits
+    python -m benchmarks.linearise_errors study/images-teacher-1 --data digits
     python -m benchmarks.linearise_errors study/text-teacher --data WIKITEXT2/train.txt.gz
 
 The error is that of attention transfer, |mixer - attention|^2 / |attention|^2 of the layers' outputs on training

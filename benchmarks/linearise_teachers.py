@@ -102,8 +102,8 @@ def _read(data: Path, part: str) -> list[str]:
     return gzip.decompress((data / f"{part}.txt.gz").read_bytes()).decode().splitlines(keepends=True)
 
 
-def train_vit(out: Path) -> None:
-    """Trains the ViT on handwritten digits, their pixels as tokens."""
+def train_vit(out: Path, seed: int) -> None:
+    """Trains the ViT on handwritten digits, their pixels as tokens. seed: of its first weights and of the order."""
     require_torchvision()
     import transformers
 
@@ -111,11 +111,11 @@ def train_vit(out: Path) -> None:
     transform = Standardize.of(images)
     pixels = torch.stack([image_tensor(transform, "", image) for image, _ in images])
     labels = torch.from_numpy(images.labels)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = transformers.ViTForImageClassification(transformers.ViTConfig(**VIT))
     updates = EPOCHS * len(pixels) // IMAGE_BATCH
     optimizer = torch.optim.AdamW(model.parameters(), lr=IMAGE_RATE, weight_decay=0.05)
-    for update, numbers in enumerate(_orders(len(pixels), IMAGE_BATCH, updates)):
+    for update, numbers in enumerate(_orders(len(pixels), IMAGE_BATCH, updates, seed)):
         loss = model(pixel_values=pixels[numbers], labels=labels[numbers]).loss
         _step(model, optimizer, loss, IMAGE_RATE * min(1, (update + 1) / WARMUP) * _cosine(update / updates))
         if update % 100 == 0:
@@ -123,9 +123,9 @@ def train_vit(out: Path) -> None:
     model.save_pretrained(out)
 
 
-def _orders(count: int, batch: int, updates: int) -> Iterator[Tensor]:
+def _orders(count: int, batch: int, updates: int, seed: int = 0) -> Iterator[Tensor]:
     """The samples of each update; every epoch has another order."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     epochs = -(-updates * batch // count)
     order = torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])
     for update in range(updates):
