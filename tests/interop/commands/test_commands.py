@@ -18,6 +18,7 @@ from subquad.interop.commands import Conversion, convert_command, convert_comman
 from subquad.interop.commands.shell import split_commands
 from subquad.mixers import Mixer
 from subquad.models import build_from_config
+from subquad.original_names import GENERATION, PREPARATION, TRAINING
 from subquad.train.recipe import Recipe, read_recipe
 from subquad.train.schedules import Schedule
 from tests.data.fairseq_files import numbered, write_dictionary, write_mmap
@@ -132,7 +133,8 @@ def test_a_measurement_of_crybot(model: dict[str, Any], longest: int, words: str
 
 def test_a_checkpoint_of_crybot_is_fetched_imported_and_evaluated() -> None:
     """It is a file of a run; an artifact is a run of ours."""
-    (found,) = convert_command("./run.sh src/evaluate.py --checkpoint s3edn4nb")
+    (found,) = convert_command("./run.sh src/evaluate.py --checkpoint s3edn4nb --out s3edn4nb_out.csv")
+    assert list(found.unsupported) == ["--out s3edn4nb_out.csv"]
     assert found.commands[:2] == [
         "wandb pull -p HLT s3edn4nb",
         "subquad import checkpoint.pt --out runs/s3edn4nb --tokenizer models/facebook/bart-base/tokenizer.json",
@@ -140,6 +142,15 @@ def test_a_checkpoint_of_crybot_is_fetched_imported_and_evaluated() -> None:
     assert shlex.split(found.commands[2])[:3] == ["subquad", "evaluate", "runs/s3edn4nb"]
     (found,) = convert_command("./run.sh src/evaluate.py --checkpoint me/HLT/run-k32:best")
     assert found.commands == ["subquad evaluate wandb:me/HLT/run-k32:best --split test"]
+
+
+def test_settings_without_a_counterpart_are_listed(tmp_path: Path) -> None:
+    write_config(tmp_path / "x.yaml", 32)
+    content = yaml.safe_load((tmp_path / "x.yaml").read_text())
+    content["training"]["lr_scheduler"] |= {"cosine_factor": 1.0, "cosine_restart": True}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(content | {"model": content["model"] | {"dropout": 0.5}}))
+    found = convert_commands("./run.sh src/train_my.py --config x.yaml", tmp_path)
+    assert list(found.unsupported) == ["model.dropout", "training.lr_scheduler.cosine_restart"]
 
 
 def write_config(path: Path, proj_k: int | None) -> None:
@@ -316,6 +327,40 @@ def test_no_flag_of_a_model_goes_without_a_word() -> None:
     assert "--dropout 0.3" not in note
     found = convert_commands("fairseq-train d -a transformer_iwslt_de_en --optimizer adam --lr 1 --encoder-glu 1")
     assert found.unsupported == {"--encoder-glu 1": "transformer_iwslt_de_en has no part that it changes"}
+
+
+@pytest.mark.parametrize("program", ["generate", "interactive", "validate", "eval-lm", "preprocess", "train"])
+def test_every_flag_of_a_program_leaves_a_trace(program: str) -> None:
+    """In the recipe, the command or the list of what has no counterpart."""
+    tables = {"preprocess": PREPARATION, "train": TRAINING}
+    base = f"fairseq-{program} data-bin/x " + {
+        "preprocess": "--trainpref a --validpref b",
+        "train": "-a transformer_lm --task language_modeling --optimizer nag --save-dir own --max-update 9",
+    }.get(program, "--path m/checkpoint_best.pt")
+    before = convert_command(base)[0]
+    given = {"--sample-break-mode": "eos", "--adam-betas": "(0.8,0.9)", "--lr-scheduler": "cosine --warmup-updates 2"}
+    given |= {"--optimizer": "adam", "--task": "masked_lm", "--criterion": "masked_lm", "--arch": "transformer_lm_wiki103"}
+    for name, flag in tables.get(program, GENERATION).items():
+        if name == "--restore-file":  # of the training's own folder, which the same command goes on with
+            continue
+        value = "" if flag.switch else given.get(name, "7")
+        found = convert_command(f"{base} {name} {value}")[0]
+        assert found != before, name
+
+
+def test_several_models_translate_together() -> None:
+    words = "data-bin/x --path one/checkpoint_best.pt:two/checkpoint_best.pt"
+    found = convert_commands(f"fairseq-interactive {words} --max-len-b 9 --post-process subword_nmt --input lines.txt")
+    command = "subquad translate runs/one runs/two --checkpoint best --max-len-b 9 --remove-bpe subword_nmt < lines.txt"
+    assert found.commands == [command]
+    assert len([note for note in found.notes if "subquad import" in note]) == 2
+    found = convert_commands(f"fairseq-generate {words} --source-lang de")
+    assert list(found.unsupported) == ["--source-lang de", "--path one/checkpoint_best.pt:two/checkpoint_best.pt"]
+
+
+def test_a_training_ends_with_the_first_of_its_limits() -> None:
+    train = recipe_of(convert_commands(f"{seeds.IWSLT} --max-epoch 3")).train
+    assert (train.updates, train.epochs) == (50000, 3)
 
 
 # ---------------------------------------------------------------------- the command line

@@ -17,7 +17,7 @@ from subquad.interop.commands.shell import Invocation, split_commands
 PROGRAMS = {
     "fairseq-train": fairseq_train.convert_training,
     "fairseq-generate": fairseq_tools.convert_generation,
-    "fairseq-interactive": fairseq_tools.convert_generation,
+    "fairseq-interactive": fairseq_tools.convert_interaction,
     "fairseq-validate": fairseq_tools.convert_generation,
     "fairseq-eval-lm": fairseq_tools.convert_language_evaluation,
     "fairseq-preprocess": fairseq_tools.convert_preparation,

@@ -41,6 +41,8 @@ PROCESSES = 8
 
 WIDTH = 64
 """Of the mixers that are built to learn their options, which do not depend on it."""
+FOLDERS = "IMAGENET"
+"""The data set of main.py that is a folder of folders of images."""
 IMAGE_FOLDER = "datasets/imagenet"
 """Where the script looks for images without -p."""
 LEARNING_RATE, REFERENCE_BATCH = 5e-4, 512
@@ -249,6 +251,10 @@ def convert_images(invocation: Invocation) -> Conversion:
         origins["schedule.lr"] = (
             f"{origins.get('schedule.lr', LEARNING_RATE)} x images of an update / {REFERENCE_BATCH}"
         )
+    if arguments.get("data_set", FOLDERS) != FOLDERS:
+        arguments.unsupported[str(arguments.words("data_set"))] = "images are read from folders of classes"
+    if (words_of_resume := arguments.words("resume")) is not None:
+        arguments.unsupported[words_of_resume] = "the same command goes on with its --out"
     words = ["train", RECIPE, "--out", f"runs/{str(arguments.get('output_dir', given)).rstrip('/').rpartition('/')[2]}"]
     launcher = f"torchrun --nproc-per-node={invocation.processes} -m subquad" if invocation.processes > 1 else "subquad"
     commands = [f"{launcher} {shlex.join(words)}", f"subquad evaluate {words[-1]} --split valid"]

@@ -1,6 +1,7 @@
 """Programs of fairseq that train nothing: generate, interactive, validate, eval-lm, preprocess, average_checkpoints."""
 
 import shlex
+from collections.abc import Set
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -17,52 +18,92 @@ PADDING_FACTOR = 8
 """fairseq-preprocess fills dictionaries up to a multiple of this."""
 IMPORT_NOTE = "A checkpoint that fairseq wrote becomes a run first, and is its `--checkpoint last`: {}"
 DECODING = {
-    name: flag.fields.removeprefix("decode.")
-    for name, flag in GENERATION.items()
-    if flag.fields.startswith("decode.") and name != "--max-sentences"
+    name: flag.fields.removeprefix("decode.") for name, flag in GENERATION.items() if flag.fields.startswith("decode.")
 }
+
+TRANSLATING = {
+    "beam": "--beam",
+    "nbest": "--nbest",
+    "lenpen": "--lenpen",
+    "max_len_a": "--max-len-a",
+    "max_len_b": "--max-len-b",
+    "min_len": "--min-len",
+    "unkpen": "--unk-penalty",
+    "no_repeat_ngram_size": "--no-repeat-ngram",
+    "batch_size": "--batch-sentences",
+    "max_sentences": "--batch-sentences",
+    "remove_bpe": "--remove-bpe",
+    "post_process": "--remove-bpe",
+}
+"""The options of `subquad translate`."""
+IMPORTED = {"path", "bpe_codes"}
+"""What names the run, and what the command has that imports it."""
+BATCHES = "evaluation makes its own batches, which change no result"
+LANGUAGES = "the run knows its languages"
+ELSEWHERE = {
+    "source_lang": LANGUAGES,
+    "target_lang": LANGUAGES,
+    "batch_size": BATCHES,
+    "max_sentences": BATCHES,
+    "max_tokens": BATCHES,
+    "bpe": "the run knows its codes: --codes of `subquad import`",
+    "tokenizer": "the run knows it: --moses of `subquad import`",
+    "sampling": "`subquad generate` samples, from language models",
+    "print_alignment": "`subquad translate --alignments` shows them",
+    "input": "the split is evaluated; `subquad translate` reads lines",
+}
+"""Why flags of some of the programs are no options of others."""
 
 
 def convert_generation(invocation: Invocation) -> Conversion:
-    """Converts fairseq-generate, fairseq-interactive and fairseq-validate."""
-    arguments = read_arguments(
-        invocation.words, GENERATION | {"--remove-bpe": _remove_bpe(invocation)}, invocation.name
-    )
-    run, checkpoint, imported = checkpoint_words(
-        str(arguments.get("path", "checkpoints/checkpoint_best.pt")), arguments
-    )
+    """Converts fairseq-generate and fairseq-validate."""
+    program = invocation.name
+    arguments = read_arguments(invocation.words, GENERATION | {"--remove-bpe": _remove_bpe(invocation)}, program)
+    (run, *others), checkpoint, notes = _models(arguments)
+    decoding = DECODING if program == "fairseq-generate" else {}
     changes = [
-        f"decode.{option}={SUBWORD_NMT if given in (True, *JOINERS) else given}"
-        for name, option in DECODING.items()
+        f"decode.{option}={_joiner(given) if option == 'remove_bpe' else given}"
+        for name, option in decoding.items()
         if (given := arguments.get(key(name))) is not None
     ]
-    if "interactive" in invocation.name:
-        command = ["translate", run, "--checkpoint", checkpoint, *_translate_options(arguments)]
-        source = arguments.get("input")
-        shown = f"subquad {shlex.join(command)} < {source or 'INPUT'}"
-    else:
-        subset, usual = ("gen_subset", "test") if "generate" in invocation.name else ("valid_subset", "valid")
-        split = str(arguments.get(subset, usual))
-        shown = f"subquad {shlex.join(['evaluate', run, '--checkpoint', checkpoint, '--split', split, *changes])}"
-    notes = [IMPORT_NOTE.format(imported)]
-    return Conversion(invocation.name, commands=[shown], unsupported=dict(arguments.unsupported), notes=notes)
+    subset, usual = ("gen_subset", "test") if program == "fairseq-generate" else ("valid_subset", "valid")
+    words = ["evaluate", run, "--checkpoint", checkpoint, "--split", str(arguments.get(subset, usual)), *changes]
+    unsupported = _unsupported(arguments, {subset, *map(key, decoding)}, "evaluate")
+    if others:
+        unsupported[str(arguments.words("path"))] = (
+            f"`subquad evaluate` takes one run; several translate together: subquad translate {run} {' '.join(others)}"
+        )
+    return Conversion(program, commands=[f"subquad {shlex.join(words)}"], unsupported=unsupported, notes=notes)
+
+
+def convert_interaction(invocation: Invocation) -> Conversion:
+    """Converts fairseq-interactive."""
+    program = invocation.name
+    arguments = read_arguments(invocation.words, GENERATION | {"--remove-bpe": _remove_bpe(invocation)}, program)
+    runs, checkpoint, notes = _models(arguments)
+    words = ["translate", *runs, "--checkpoint", checkpoint]
+    for name, option in TRANSLATING.items():
+        if (given := arguments.get(name)) is not None:
+            words += [option, _joiner(given) if option == "--remove-bpe" else str(given)]
+    words += ["--alignments"] if "print_alignment" in arguments else []
+    shown = f"subquad {shlex.join(words)} < {arguments.get('input', 'INPUT')}"
+    unsupported = _unsupported(arguments, {*TRANSLATING, "print_alignment", "input"}, "translate")
+    return Conversion(program, commands=[shown], unsupported=unsupported, notes=notes)
 
 
 def convert_language_evaluation(invocation: Invocation) -> Conversion:
     """Converts fairseq-eval-lm."""
     arguments = read_arguments(invocation.words, GENERATION, "fairseq-eval-lm")
-    run, checkpoint, imported = checkpoint_words(
-        str(arguments.get("path", "checkpoints/checkpoint_best.pt")), arguments
-    )
+    (run, *others), checkpoint, notes = _models(arguments)
     words = ["evaluate", run, "--checkpoint", checkpoint, "--split", str(arguments.get("gen_subset", "test"))]
     words += ["--context-window", str(arguments.get("context_window", 0))]
     if "tokens_per_sample" in arguments:
         words.append(f"data.blocks.tokens_per_sample={arguments.get('tokens_per_sample')}")
-    notes = [IMPORT_NOTE.format(imported)]
-    unsupported = dict(arguments.unsupported)
-    return Conversion(
-        "fairseq-eval-lm", commands=[f"subquad {shlex.join(words)}"], unsupported=unsupported, notes=notes
-    )
+    unsupported = _unsupported(arguments, {"gen_subset", "context_window", "tokens_per_sample"}, "evaluate")
+    if others:
+        unsupported[str(arguments.words("path"))] = "`subquad evaluate` takes one run"
+    command = f"subquad {shlex.join(words)}"
+    return Conversion("fairseq-eval-lm", commands=[command], unsupported=unsupported, notes=notes)
 
 
 def convert_averaging(invocation: Invocation) -> Conversion:
@@ -148,14 +189,28 @@ def checkpoint_words(path: str, arguments: Arguments) -> tuple[str, str, str]:
     return *checkpoint_place(path), import_command(path, arguments)
 
 
-def _translate_options(arguments: Arguments) -> list[str]:
-    options = {"beam": "--beam", "nbest": "--nbest", "lenpen": "--lenpen"}
-    words = [
-        word for flag, option in options.items() if flag in arguments for word in (option, str(arguments.get(flag)))
-    ]
-    if (given := arguments.get("remove_bpe")) is not None:
-        words += ["--remove-bpe", SUBWORD_NMT if given in (True, *JOINERS) else str(given)]
-    return words + (["--alignments"] if "print_alignment" in arguments else [])
+def _models(arguments: Arguments) -> tuple[list[str], str, list[str]]:
+    """The runs of --path, which may be several with colons between them, the checkpoint to take, and what to say."""
+    paths = str(arguments.get("path", "checkpoints/checkpoint_best.pt")).split(":")
+    places = [checkpoint_words(path, arguments) for path in paths]
+    runs = list(dict.fromkeys(run for run, _, _ in places))
+    notes = [IMPORT_NOTE.format(imported) for _, _, imported in places]
+    if len(runs) < len(paths):
+        notes.append("Checkpoints of one folder are imported to runs of different names, to be used together.")
+    return runs, places[0][1], notes
+
+
+def _joiner(given: Any) -> str:
+    return SUBWORD_NMT if given in (True, *JOINERS) else str(given)
+
+
+def _unsupported(arguments: Arguments, used: Set[str], command: str) -> dict[str, str]:
+    """The flags that leave no trace in the command, and why."""
+    found = dict(arguments.unsupported)
+    for name, given in arguments.values.items():
+        if name not in {*used, *IMPORTED} and given.words not in found:
+            found[given.words] = ELSEWHERE.get(name, f"`subquad {command}` has nothing like it")
+    return found
 
 
 def _remove_bpe(invocation: Invocation) -> Flag:

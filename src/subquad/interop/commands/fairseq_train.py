@@ -23,6 +23,8 @@ WARMUPS = {"inverse_sqrt": 4000}
 MAX_POSITIONS = 1024
 KEPT_EPOCHS = 10
 """fairseq keeps the checkpoints of all epochs; ten is what its papers average."""
+NAMED = {"--arch", "--task", "--save-dir", "--restore-file", "--finetune-from-model"}
+"""Flags that the commands show, and those that every training has."""
 SMOOTHED = "label_smoothed_cross_entropy"
 Data = dict[str, Any]
 
@@ -58,7 +60,22 @@ def convert_arguments(arguments: Arguments, invocation: Invocation) -> Conversio
     if conversion.start is not None:
         conversion.notes.append(_import_note(arguments))
     conversion.commands = _training_commands(arguments, invocation, conversion)
+    _list_rest(arguments, conversion)
     return conversion
+
+
+def _list_rest(arguments: Arguments, conversion: Conversion) -> None:
+    """Lists the flags that left no trace in the conversion."""
+    traces = " ".join([*conversion.origins.values(), *conversion.notes, *conversion.unsupported])
+    for name, flag in TRAINING.items():
+        words = arguments.words(key(name))
+        if words is None or words in traces or name in NAMED:
+            continue
+        if name.startswith("--reset-"):
+            if conversion.start is None:
+                conversion.unsupported[words] = "it is for a training that begins with another one's checkpoint"
+        else:
+            conversion.unsupported[words] = f"{flag.fields} is already so, or plays no part in this training"
 
 
 def _task(arguments: Arguments) -> str:
@@ -117,6 +134,8 @@ def _data(arguments: Arguments, task: str, given: Mapping[str, Any]) -> Data:
 def _add_training_options(recipe: Data, arguments: Arguments) -> None:
     """Adds what the settings of a checkpoint do not tell, and takes out what is the default here."""
     train = recipe["train"]
+    if "updates" in train and int(arguments.get("max_epoch", 0)) > 0:  # whichever comes first ends it
+        train["epochs"] = int(arguments.get("max_epoch"))
     if "bf16" in arguments:
         train["precision"] = "bfloat16"
     elif any(name in arguments for name in ("fp16", "amp", "memory_efficient_fp16")):

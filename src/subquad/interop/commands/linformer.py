@@ -15,7 +15,20 @@ from subquad.models import PRESETS
 from subquad.original_names import Flag
 
 Data = dict[str, Any]
-FLAGS = {"--config": Flag("the recipe"), "--checkpoint": Flag("RUN of `subquad evaluate`")}
+FLAGS = {
+    "--config": Flag("the recipe"),
+    "--checkpoint": Flag("RUN of `subquad evaluate`"),
+    "--out": Flag(reason="the hypotheses are written to evaluation-test.hyp.txt of the run"),
+}
+SETTINGS = {
+    "model": {"type", "dim", "mlp_dim", "n_heads", "n_layers", "k", "vocab_size", "encoder_only"},
+    "training": {"epochs", "batch_size", "learning_rate", "lr_scheduler"},
+    "dataset": {"max_length"},
+}
+"""What configs say, and what has a counterpart."""
+SCHEDULE = {"warmup_steps", "cosine_annealing", "cosine_tmax", "min_lr"}
+WITHOUT_EFFECT: Data = {"cosine_factor": 1.0, "cosine_restart": False}
+"""Settings of the schedule that have no counterpart, with the values that change nothing."""
 FILES = "datasets/wmt14_translate_de-en"
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 """The splits here, and in the names of the files."""
@@ -119,7 +132,21 @@ def _convert_training(config: Mapping[str, Any], arguments: Arguments) -> Conver
     ]
     run = f"runs/{Path(str(arguments.get('config'))).stem}"
     commands = [f"subquad {shlex.join(['train', RECIPE, '--out', run])}", f"subquad evaluate {run} --split test"]
-    return Conversion("crybot/linformer", recipe, origins, commands, notes=notes)
+    unsupported = _settings_without_counterpart(config) | arguments.unsupported
+    return Conversion("crybot/linformer", recipe, origins, commands, unsupported, notes)
+
+
+def _settings_without_counterpart(config: Mapping[str, Any]) -> dict[str, str]:
+    given = {section: set(config[section]) - known for section, known in SETTINGS.items()}
+    schedule = config["training"].get("lr_scheduler", {})
+    given["training.lr_scheduler"] = {
+        name
+        for name in set(schedule) - SCHEDULE
+        if name not in WITHOUT_EFFECT or schedule[name] != WITHOUT_EFFECT[name]
+    }
+    return {
+        f"{section}.{name}": "no setting here is like it" for section, names in given.items() for name in sorted(names)
+    }
 
 
 def _model(model: Mapping[str, Any], length: int) -> Data:
@@ -189,4 +216,4 @@ def _convert_evaluation(arguments: Arguments) -> Conversion:
         "A run that was trained here with track.wandb_artifacts is evaluated by the name of its artifact: subquad "
         "evaluate wandb:ENTITY/PROJECT/NAME:VERSION --split test",
     ]
-    return Conversion("crybot/linformer", commands=commands, notes=notes)
+    return Conversion("crybot/linformer", commands=commands, unsupported=arguments.unsupported, notes=notes)
