@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import subquad
+from subquad.api import linearise_dry_run
 from subquad.cli.main import run
 from subquad.linearise.models import Source
 from subquad.linearise.report import TITLES
@@ -171,11 +172,14 @@ def test_the_same_call_again_trains_nothing_and_other_options_are_refused(text: 
 def test_a_dry_run_measures_and_changes_nothing(text: Path, tune: str) -> None:
     model = bytes_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = subquad.api.linearise_dry_run(model, "performer", text, tokenizer="bytes", tune=tune, distill=1.0, **SHORT)
+    found = linearise_dry_run(model, "performer", text, tokenizer="bytes", tune=tune, distill=1.0, **SHORT)
     assert [stage.name for stage in found.stages] == ["transfer", "finetune"]
     assert all(stage.seconds > 0 and stage.peak_bytes > 0 for stage in found.stages)
     assert found.seconds > 0
     assert found.parameters == sum(p.numel() for p in model.parameters())
+    copies = 2 if tune == "all" else 1  # its own teacher is another copy where all weights change
+    assert found.bytes == 4 * (copies * found.parameters + found.mixers)
+    assert found.peak_bytes == found.bytes + max(stage.peak_bytes for stage in found.stages)
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in after.items())

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import subquad
+from subquad.api import linearise_dry_run
 from subquad.cli.main import run
 from subquad.linearise.stages.tasks import TaskBatches
 from subquad.mixers import Mixer
@@ -120,7 +121,7 @@ def interrupted_at(update: int) -> Iterator[None]:
 
 
 def test_a_dry_run_measures_and_costs_are_reported_by_length(teacher: Path, tmp_path: Path) -> None:
-    found = subquad.api.linearise_dry_run(teacher, "local=window=2", distill=1.0, **SHORT_UPDATES)
+    found = linearise_dry_run(teacher, "local=window=2", distill=1.0, **SHORT_UPDATES)
     assert [stage.name for stage in found.stages] == ["transfer", "finetune"]
     assert all(stage.seconds > 0 and stage.peak_bytes > 0 for stage in found.stages)
     options = {**SHORT, "tune": "none", "controls": False, "lengths": None}

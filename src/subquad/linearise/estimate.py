@@ -27,7 +27,11 @@ class StageEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """parameters: of the model; mixers: of what takes the place of attention. bytes: of the model's weights."""
+    """parameters: of the model; mixers: of what takes the place of attention.
+
+    bytes: of all weights in memory: of the model, of the mixers beside its attention, and of the copy that is its own
+    teacher where all weights are fine-tuned and distilled.
+    """
 
     parameters: int
     mixers: int
@@ -56,7 +60,7 @@ def estimate(stages: Stages) -> Estimate:
     """Measures one update of each stage. The model's weights, attention and flags are as before afterwards."""
     model, options = stages.model, stages.options
     flags = {p: p.requires_grad for p in model.parameters()}
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    weights = _bytes(model)
     count = sum(p.numel() for p in model.parameters())
     stages.layers = layers = stages.build_layers()
     found = []
@@ -71,7 +75,12 @@ def estimate(stages: Stages) -> Estimate:
         parameter.requires_grad_(flag)
         parameter.grad = None
     own = sum(p.numel() for p in layers.replacements.parameters())
+    weights += _bytes(layers.replacements) + (weights if options.distill and options.tune == "all" else 0)
     return Estimate(count, own, weights, layers.mechanisms(), stages.tokens(), options.controls, found)
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def _measure(stages: Stages, name: str, updates: int, trained: nn.Module, backward: Backward) -> StageEstimate:
