@@ -1,8 +1,9 @@
-"""Triton's interpreter does the same in less than half of the time.
+"""Triton's interpreter does the same in less than half of the time, and rounds to bfloat16 as a GPU does.
 
 It looks through its whole language for functions to replace whenever a function of a kernel calls another one, though
 the launch of the kernel has replaced them. And it computes with tensors of its own what a sum of integers would be in
 64 bits, to see whether it overflows. And for every value of a kernel it makes anew what depends on its type alone.
+Numbers of float32 it cuts off to bfloat16, bit by bit, where a GPU rounds to the nearest.
 """
 
 import functools
@@ -42,6 +43,7 @@ def take_shortcuts() -> None:
     interpreter._patch_lang = replace_once
     TritonSemantic.binary_op_sanitize_overflow_impl = refuse_overflow
     _make_types_once(interpreter, language.core)
+    _round_to_bfloat16(interpreter, language)
 
 
 def _make_types_once(interpreter: Any, core: Any) -> None:
@@ -73,3 +75,19 @@ def _make_types_once(interpreter: Any, core: Any) -> None:
 
     core.block_type.__init__, core.tensor.__init__ = make_type, make_tensor
     interpreter._get_np_dtype = numpy_type
+
+
+def _round_to_bfloat16(interpreter: Any, language: Any) -> None:
+    """Between float32 and bfloat16, whose bits are the upper half of float32's, kept as whole numbers of 16 bits."""
+    convert = interpreter._convert_float
+
+    def convert_float(numbers: Any, given: Any, wanted: Any, rounding_mode: Any) -> Any:
+        if (given, wanted) == (language.bfloat16, language.float32):
+            return numbers.view(np.uint16).astype(np.uint32) << 16
+        if (given, wanted) != (language.float32, language.bfloat16):
+            return convert(numbers, given, wanted, rounding_mode)
+        bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # halves go to the even neighbour
+        return np.where(np.isnan(numbers), 0x7FC0, rounded).astype(np.uint16).reshape(numbers.shape)
+
+    interpreter._convert_float = convert_float

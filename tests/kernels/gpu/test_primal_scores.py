@@ -60,7 +60,7 @@ def assert_scores(gpu: ModuleType, qk: Tensor, weights: Tensor, lengths: Tensor 
     for one, other in zip(found, expected, strict=True):
         if qk.dtype == torch.float32:
             assert_near(one, other, 1e-5)
-        else:
+        elif other.abs().max() > 1e-9:  # of one channel only the sign counts, so that the gradient is rounding alone
             assert (one.double() - other).norm() <= TOLERANCE[qk.dtype] * other.norm()
 
 
