@@ -118,7 +118,9 @@ def test_names_of_the_documents_are_on_the_page() -> None:
         AttentionFactory NestedNamespace add_attn_specific_args build_attention evit_tiny_p8 evit_tiny_p16
         ~/.wandb_secret wandb_callback requirements.txt build_ext -s
         evit_small_p16 pvt_medium2 --proj-method --encoder-attn- --decoder-attn- wikitext103-eva-16layers-lm
-        wikitext103-eva-32layers-lm wmt14ende-eva-e32_c8-mt wmt14ende-eva-e8_c8-mt
+        wikitext103-eva-32layers-lm wmt14ende-eva-e32_c8-mt wmt14ende-eva-e8_c8-mt fairseq.models.lightconv
+        pytorch/fairseq lightconv_layer dynamicconv_layer DeiT-tiny-p8 DeiT-tiny-p16 DeiT-small-p16 PVTv2-B3 ImageFolder
+        qkv_bias attn_drop proj_drop
     """
     assert [name for name in names.split() if name not in PAGE] == []
 
