@@ -61,6 +61,12 @@ OTHERS = {
     "performer": "--attn-name performer --proj-method favorp --approx-attn-dim 64",
     "local": "--attn-name local --window-size 7 --attn-2d --use-rpe",
 }
+WITHOUT_GPUS = {
+    f"imagenet_evit_tiny_p8_{name}": "bash main.sh -m evit_tiny_p8 -d imagenet -e TRUE --dist-eval --num-workers 16 "
+    f"--clip-grad 5.0 {ALWAYS} {flags}"
+    for name, flags in OTHERS.items()
+}
+"""Commands that name neither GPUs nor a folder."""
 IMAGE_COMMANDS = {
     **{
         f"imagenet_{size}_{name}": f"bash main.sh -m {size} {IMAGES} --clip-grad 5.0 {ALWAYS} {flags}"

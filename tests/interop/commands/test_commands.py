@@ -11,7 +11,7 @@ from subquad.interop.commands.shell import split_commands
 from subquad.train.recipe import Recipe, read_recipe
 from tests.data.fairseq_files import numbered, write_dictionary, write_mmap
 from tests.interop.commands import seeds
-from tests.interop.commands.converted import assert_same_training, recipe_of, shipped, write_config
+from tests.interop.commands.converted import assert_same_training, layers, recipe_of, shipped, write_config
 
 
 @pytest.mark.parametrize("name", seeds.TRAININGS)
@@ -63,11 +63,14 @@ def test_what_follows_a_training_is_listed_with_it() -> None:
     assert recipe_of(found).checkpoints.keep_epochs == 10
 
 
-def test_the_script_without_gpus_and_folder_takes_its_own() -> None:
-    found = convert_commands("bash main.sh -m evit_tiny_p8 -d imagenet -e TRUE --attn-name softmax")
-    recipe = recipe_of(found)
-    assert recipe.train.accumulate == 4
-    assert recipe.schedule.lr == 5e-4
+@pytest.mark.parametrize("name", seeds.WITHOUT_GPUS)
+def test_the_script_without_gpus_and_folder_takes_its_own(name: str) -> None:
+    found = convert_commands(seeds.WITHOUT_GPUS[name])
+    recipe, eight = recipe_of(found), shipped(name)
+    assert (recipe.train.accumulate, eight.train.accumulate) == (4, 8)
+    assert (recipe.schedule.lr, eight.schedule.lr) == (5e-4, 1e-3)
+    assert layers(recipe) == layers(eight)
+    assert recipe.optim == eight.optim
     assert found.recipe is not None
     assert found.recipe["data"]["images"]["train"] == "datasets/imagenet/train"
     assert "counts on 4 GPUs" in found.notes[-1]
