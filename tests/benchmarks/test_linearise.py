@@ -71,6 +71,7 @@ def test_the_guide_shows_the_table_of_the_stored_numbers(study: str) -> None:
     assert shown == table(study, stored[study]).strip()
 
 
+@pytest.mark.nightly
 def test_times_of_all_mechanisms_are_measured_and_shown_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linearise_times, "IMAGES", 2)
     found = linearise_times.measure(lengths=(8,), positions=(8,))

@@ -44,6 +44,7 @@ def points_of(part: dict) -> list[LengthPoint]:
     return [LengthPoint.model_validate(point) for point in part["points"]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_model_is_measured_at_every_length(parts, name) -> None:
     study = load("studies").STUDIES[name]
@@ -61,6 +62,7 @@ def test_every_model_is_measured_at_every_length(parts, name) -> None:
         assert point.training_bytes > point.inference_bytes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_config_travels_with_each_number(parts, name) -> None:
     study, part = load("studies").STUDIES[name], parts[name]
@@ -73,6 +75,7 @@ def test_the_config_travels_with_each_number(parts, name) -> None:
         assert point.config[study.mixing]["dim"] == part["models"][point.mechanism]["whole"]["dim"] == 16
 
 
+@pytest.mark.nightly
 def test_models_differ_in_what_a_study_varies(parts) -> None:
     def options(name: str, stack: str, option: str) -> dict:
         return {point.mechanism: point.config[stack].get(option) for point in points_of(parts[name])}
@@ -91,6 +94,7 @@ def test_models_differ_in_what_a_study_varies(parts) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_the_page_has_every_study_with_its_config(quick, parts) -> None:
     folder, out = quick
     text = (folder / "page.md").read_text()
@@ -106,6 +110,7 @@ def test_the_page_has_every_study_with_its_config(quick, parts) -> None:
         assert f"\n{name}, " in out
 
 
+@pytest.mark.nightly
 def test_the_page_is_made_of_the_numbers_alone(quick, tmp_path, capsys) -> None:
     folder, _ = quick
     page, file = tmp_path / "page.md", tmp_path / "all.json"

@@ -35,7 +35,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name == "onnx" else name for name in COMMANDS]
+)
 def test_what_a_disk_does_not_take_is_named_and_not_left(name: str, trained: Path, tmp_path: Path, capsys) -> None:
     for package in NEEDED.get(name, ()):
         pytest.importorskip(package)

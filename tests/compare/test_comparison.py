@@ -348,6 +348,7 @@ def test_an_interrupted_comparison_goes_on(number: int, code: int, tmp_path: Pat
 # ---------------------------------------------------------------------- tuned
 
 
+@pytest.mark.nightly
 def test_tuned_mechanisms_are_trained_with_what_was_found(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="tuning needs the extra tune")
     out = tmp_path / "out"

@@ -226,7 +226,11 @@ def image_recipe(folder: Path) -> Path:
     return folder / "recipe.yaml"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.nightly) for number in (signal.SIGINT, signal.SIGTERM))],
+    ids=lambda number: number.name,
+)
 def test_a_command_that_ends_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C in a terminal and the end of a job's time reach the workers too; only the command itself is killed."""
     run = tmp_path / "run"

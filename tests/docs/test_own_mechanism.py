@@ -74,6 +74,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_the_package_keeps_the_contract(installed: Path) -> None:
     """One line of the package's test file, in the fresh environment."""
     report = call(installed / "environment/bin/python", "-m", "pytest", "gated-linear", folder=installed)

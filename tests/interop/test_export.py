@@ -195,6 +195,7 @@ def texts(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_pt2_steps_write_what_greedy_decoding_writes(texts: Path) -> None:
     loaded = load_trained(texts / "run")
     end = loaded.tokenizer("text").eos
@@ -205,6 +206,7 @@ def test_pt2_steps_write_what_greedy_decoding_writes(texts: Path) -> None:
     assert without_subquad(texts / "out") == [str(likeliest), str(written)]
 
 
+@pytest.mark.nightly
 def test_a_text_ends_at_its_end(texts: Path, capsys, monkeypatch) -> None:
     """The token that the model writes first is taken for the end."""
     end = load_trained(texts / "run").tokenizer("text").eos
@@ -217,15 +219,22 @@ def test_a_text_ends_at_its_end(texts: Path, capsys, monkeypatch) -> None:
     assert json.loads(capsys.readouterr().out) == [end, 4, 5, 6, first]
 
 
-def test_files_name_no_place_of_this_machine(texts: Path, translations: Path) -> None:
-    here = str(Path(subquad.__file__).parent).encode()
+HERE = str(Path(subquad.__file__).parent).encode()
+
+
+def test_onnx_files_name_no_place_of_this_machine(translations: Path) -> None:
+    for path in (translations / "out").glob("*.onnx"):
+        assert HERE not in path.read_bytes()
+
+
+@pytest.mark.nightly
+def test_pt2_files_name_no_place_of_this_machine(texts: Path) -> None:
     for path in (texts / "out").glob("*.pt2"):
         with zipfile.ZipFile(path) as archive:
-            assert not any(here in archive.read(name) for name in archive.namelist())
-    for path in (translations / "out").glob("*.onnx"):
-        assert here not in path.read_bytes()
+            assert not any(HERE in archive.read(name) for name in archive.namelist())
 
 
+@pytest.mark.nightly
 def test_a_hugging_face_folder(texts: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     assert command(["export", str(texts / "run"), "--to", "huggingface", "--out", str(tmp_path / "out")]) == 0

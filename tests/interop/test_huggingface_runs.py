@@ -341,6 +341,7 @@ class Hub(BaseHTTPRequestHandler):
         """Nothing: tests are quiet."""
 
 
+@pytest.mark.nightly
 def test_push_to_hub(text: tuple[LoadedRun, Path], tmp_path: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()

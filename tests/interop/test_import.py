@@ -245,6 +245,7 @@ def test_an_imported_run_is_evaluated(run, tmp_path, capsys) -> None:
     assert "bleu" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_an_imported_run_is_exported(run, tmp_path) -> None:
     """The files are held against the model as they are written."""
     out = tmp_path / "exported"

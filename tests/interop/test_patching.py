@@ -410,6 +410,7 @@ def example(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.nightly
 def test_the_example_shows_what_is_lost_and_regained() -> None:
     done = example("--mixers", "local,performer", "--epochs", "8", "--tune-epochs", "3")
     assert done.returncode == 0, done.stderr

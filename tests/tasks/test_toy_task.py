@@ -57,6 +57,7 @@ def test_it_trains_and_evaluates(package: Path) -> None:
     assert found["metrics"]["top1"]["value"] > 0.9
 
 
+@pytest.mark.nightly
 def test_it_is_compared(package: Path) -> None:
     words = [
         "--mixers",

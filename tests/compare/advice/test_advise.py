@@ -54,6 +54,7 @@ def test_the_command_measures_predicts_and_says_what_to_run(tmp_path: Path) -> N
     assert "--lengths 256,600,1024 --tokens 16384" in advice.command
 
 
+@pytest.mark.nightly
 def test_a_recipe_is_measured_as_a_whole_and_the_command_is_for_it() -> None:
     advice = subquad.advise(100, recipe=RECIPE, mixers=["lightconv", "lara"], lengths=[8, 12, 16, 32], rounds=1)
     assert [(row.mechanism, row.status) for row in advice.rows] == [

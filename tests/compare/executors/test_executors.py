@@ -133,6 +133,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> E
     return build_executor("slurm", {"cluster": "local"})
 
 
+@pytest.mark.parametrize("engine", ["ray", pytest.param("slurm", marks=pytest.mark.nightly)], indirect=True)
 def test_a_killed_worker_is_replaced_and_a_mistake_lets_the_others_end(engine: Executor, tmp_path: Path) -> None:
     pieces = [Toy(1), Toy(2, "lost"), Toy(3, "wrong")]
     done: list[str] = []

@@ -1,5 +1,7 @@
 """The Triton kernels of every operation in Triton's interpreter: what this folder's `check_` functions find.
 
+The suite tries a problem of each operation and lower precision, the nightly tests everything.
+
 Triton decides when it is imported whether it interprets, and other tests need it not to: the functions run in a process
 of their own, which is one for all of them in the suite.
 """
@@ -24,7 +26,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1"}
 
 
 def test_checks(tmp_path: Path) -> None:
-    run_checks(FOLDER, TRITON_CACHE_DIR=str(tmp_path), **INTERPRETED)
+    run_checks(FOLDER, "-k", "reference or precision or overflow", TRITON_CACHE_DIR=str(tmp_path), **INTERPRETED)
 
 
 @pytest.mark.nightly
