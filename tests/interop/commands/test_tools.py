@@ -15,6 +15,7 @@ from subquad.cli.main import run as command
 from subquad.data.text.store import open_prepared
 from subquad.interop.commands import convert_command, convert_commands
 from subquad.original_names import GENERATION, PREPARATION, TRAINING
+from subquad.tasks.translation import TranslationData
 from tests.interop.commands import seeds
 from tests.interop.commands.converted import recipe_of
 
@@ -169,8 +170,10 @@ def test_preparation_training_averaging_and_generation_in_one_text(tmp_path: Pat
     rest = "average_checkpoints.py --inputs save/x --num-epoch-checkpoints 2 --output save/x/avg.pt\n"
     rest += "fairseq-generate data-bin/x --path save/x/avg.pt --beam 2 --remove-bpe --gen-subset test"
     text = f"{preparation} --nwordstgt 9\n{training}\n{rest}"
-    tokenizers = recipe_of(convert_commands(text)).data
-    assert (tokenizers.tokenizer.vocab_size, tokenizers.target_tokenizer.vocab_size) == (None, 9)
+    data = recipe_of(convert_commands(text)).data
+    assert isinstance(data, TranslationData)
+    assert data.target_tokenizer is not None
+    assert (data.tokenizer.vocab_size, data.target_tokenizer.vocab_size) == (None, 9)
     small = ["model.dim=8", "model.encoder.ffn_dim=8", "model.decoder.ffn_dim=8"]
     assert command(["train", "--from", text, *small]) == 0, capsys.readouterr().err
     steps = [shlex.split(line)[1:] for line in convert_commands(text).commands]
@@ -184,7 +187,10 @@ def test_preparation_training_averaging_and_generation_in_one_text(tmp_path: Pat
     assert any(not torch.equal(found, epochs[1][name]) for name, found in average.items())
     assert "@@" not in (tmp_path / "runs/x/evaluation-test.hyp.txt").read_text()
     (tmp_path / "data-bin/x").mkdir(parents=True)
-    assert recipe_of(convert_commands(text)).data.fairseq.path == "data-bin/x/", "what was prepared once is read"
+    data = recipe_of(convert_commands(text)).data
+    assert isinstance(data, TranslationData)
+    assert data.fairseq is not None, "what was prepared once is read"
+    assert data.fairseq.path == "data-bin/x/"
 
 
 def epoch_names(folder: Path) -> list[str]:
