@@ -162,7 +162,7 @@ CONVOLUTION = Study(
     original="fairseq, `examples/pay_less_attention_paper`: `lightconv_iwslt_de_en` without GLU (7 + 6 layers, width "
     "512, kernels of 3, 7, 15 and 31), with kernels that its README says save half of the memory at long lengths.",
     scaled="one layer of the encoder, with the same kernel size in all of it; nothing else. The operation alone, "
-    "against the formulations that those kernels replaced, is measured in [performance.md](performance.md).",
+    "against the formulations that those kernels replaced, is measured in [Speed and memory](performance.md).",
     models={
         "softmax": _convolution("softmax", attention_dropout=0.1),
         **{

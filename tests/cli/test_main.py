@@ -111,6 +111,23 @@ def test_help_answers_within_300_ms() -> None:
     assert min(seconds) < 0.3
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        ("info", "numba torch._dynamo sacrebleu tokenizers subquad.train subquad.compare"),
+        ("doctor", "sacrebleu tokenizers transformers subquad.train subquad.compare"),
+        ("train digits --dry-run", "numba sacrebleu transformers subquad.compare subquad.decode.beam"),
+    ],
+)
+def test_commands_import_what_they_use(words: str, unused: str) -> None:
+    code = f"import sys; from subquad.cli.main import run; run({words.split()}); print(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = done.stdout.splitlines()[-1].split()
+    assert "torch" in imported
+    assert not set(unused.split()) & set(imported)
+
+
 def test_info_lists_every_mechanism(capsys) -> None:
     code, out, _ = call(capsys, "info")
     assert code == 0

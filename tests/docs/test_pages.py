@@ -56,6 +56,7 @@ def test_what_a_reader_would_run_is_no_text() -> None:
             assert block.language not in ("text", "") or not ours.search(block.text), f"{page}: {block.text}"
 
 
+@pytest.mark.nightly
 def test_a_comparison_of_ones_own_text(tmp_path: Path) -> None:
     """The example that pages leave to the nightly tests, with a mechanism, a seed and no lengths."""
     lines = [f"the year {number} was {'good' if number % 3 else 'better'}" for number in range(200)]
@@ -156,6 +157,13 @@ def test_equations_are_shown_and_pipes_are_pipes(site: Path) -> None:
     assert any("\\|" in path.read_text() for path in DOCS.glob("*.md"))
     for page in site.rglob("*.html"):
         assert not re.search(r"<code>[^<]*\\\|", page.read_text()), page.name
+
+
+def test_links_between_pages_say_what_they_lead_to(site: Path) -> None:
+    """They have titles or sentences, not names of files, which a reader of the site does not see."""
+    links = [found for page in site.rglob("*.html") for found in re.findall(r"<a href=.*?</a>", page.read_text(), re.S)]
+    assert len(links) > 1000
+    assert [link for link in links if re.search(r">(<code>)?[\w/-]+\.(md|html)(</code>)?</a>$", link)] == []
 
 
 def test_pages_fit_and_are_found_when_opened_from_a_folder(site: Path, browser: Any) -> None:

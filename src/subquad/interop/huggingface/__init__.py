@@ -23,6 +23,7 @@ from transformers import (  # noqa: E402
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
+from transformers.utils import is_vision_available  # noqa: E402
 
 from subquad.interop.huggingface.cache import SubquadCache  # noqa: E402
 from subquad.interop.huggingface.config import SubquadConfig  # noqa: E402
@@ -44,7 +45,8 @@ AutoModelForMaskedLM.register(SubquadConfig, SubquadForMaskedLM)
 AutoModelForSequenceClassification.register(SubquadConfig, SubquadForSequenceClassification)
 AutoTokenizer.register(SubquadConfig, slow_tokenizer_class=SubquadTokenizer)
 AutoTokenizer.register(SubquadConfig, fast_tokenizer_class=SubquadPieces, exist_ok=True)
-AutoImageProcessor.register(SubquadConfig, slow_image_processor_class=SubquadImageProcessor)
+if is_vision_available():  # without Pillow, transformers refuses every use of the class, this one too
+    AutoImageProcessor.register(SubquadConfig, slow_image_processor_class=SubquadImageProcessor)
 
 __all__ = [
     "SubquadCache",
