@@ -85,7 +85,7 @@ class Trace(TorchFunctionMode):
         """Those of the package."""
         return {Path(name).relative_to(PACKAGE) for name in self.names if name.startswith(str(PACKAGE))}
 
-    def profile(self, frame: FrameType, event: str, value: Any) -> None:
+    def profile(self, _frame: FrameType, event: str, value: Any) -> None:
         """See sys.setprofile."""
         if event == "return" and type(value).__module__.startswith("subquad.") and _carries_loss(value):
             self.carriers.add(type(value).__name__)
