@@ -261,7 +261,7 @@ def primal_problems() -> list[Problem]:
         positions = torch.arange(5).mul(time).div(5, rounding_mode="floor").expand(BATCH, -1)
         tokens = drawn(BATCH, time, WIDTH)
 
-        def taken(x: Tensor, positions: Tensor = positions) -> Tensor:
+        def taken(x: Tensor, positions: Tensor = positions) -> tuple[Tensor, Tensor]:
             return tokens_at(x, positions.to(x.device))
 
         found.append(Problem("tokens_at", f"{time} positions", [tokens], taken))
