@@ -42,6 +42,8 @@ RECIPE = {
 VISITOR = """
 import sys
 import torch
+
+sys.modules["PIL"] = sys.modules["accelerate"] = None  # a visitor has none of them
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 trust = {"trust_remote_code": True}

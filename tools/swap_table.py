@@ -70,8 +70,8 @@ def try_implementation(host: str) -> str:
 
 
 def _reason(refusal: ValueError) -> str:
-    """The message without the name of the layer or the implementation, which begins it."""
-    return str(refusal).split(": ", 1)[-1].removeprefix(f"{IMPLEMENTATION} ")
+    """The message without the name of the layer or the implementation, which begins it, and the list of all others."""
+    return str(refusal).split(": ", 1)[-1].removeprefix(f"{IMPLEMENTATION} ").split(". Known are")[0]
 
 
 if __name__ == "__main__":

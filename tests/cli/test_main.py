@@ -117,7 +117,7 @@ def test_help_answers_within_300_ms() -> None:
     [
         ("info", "numba torch._dynamo sacrebleu tokenizers subquad.train subquad.compare"),
         ("doctor", "sacrebleu tokenizers transformers subquad.train subquad.compare"),
-        ("train digits --dry-run", "numba sacrebleu transformers subquad.compare subquad.decode.beam"),
+        ("train digits --dry-run", "numba sacrebleu transformers subquad.compare"),
     ],
 )
 def test_commands_import_what_they_use(words: str, unused: str) -> None:

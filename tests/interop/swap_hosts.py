@@ -35,6 +35,15 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("GraniteForCausalLM", DECODER | {"attention_multiplier": 0.3}),
 }
 
+LATENT: dict[str, Any] = DECODER | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
+LATENT |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "n_routed_experts": 2, "n_group": 1, "topk_group": 1}
+LATENT |= {"num_experts_per_tok": 1, "moe_intermediate_size": 16}
+OTHER_WIDTHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v3": ("DeepseekV3ForCausalLM", LATENT | {"v_head_dim": 8}),
+    "deepseek_v3, wider values": ("DeepseekV3ForCausalLM", LATENT | {"v_head_dim": 24}),
+}
+"""Decoders whose values have another width than queries and keys: latent attention."""
+
 ENCODER = {"vocab_size": VOCABULARY, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0}
 MODERNBERT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODERNBERT |= {"sep_token_id": 2, "max_position_embeddings": 64}
@@ -74,7 +83,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "swin": ("SwinModel", SWIN),
 }
 """Models whose attention is more than queries, keys and values."""
-HOSTS = DECODERS | ENCODERS | TRANSLATORS | REPLACED | REFUSED
+HOSTS = DECODERS | {"deepseek_v3": OTHER_WIDTHS["deepseek_v3"]} | ENCODERS | TRANSLATORS | REPLACED | REFUSED
 
 
 def disturbed(model: nn.Module) -> Any:

@@ -17,6 +17,7 @@ from tests.interop.swap_hosts import (
     ENCODER,
     ENCODERS,
     MODERNBERT,
+    OTHER_WIDTHS,
     REFUSED,
     REPLACED,
     TRANSLATORS,
@@ -25,8 +26,8 @@ from tests.interop.swap_hosts import (
     transformers,
 )
 
-HOSTS = DECODERS | ENCODERS | {"bart": TRANSLATORS["bart"]} | REPLACED
-GENERATES = [*DECODERS, "bart", "gpt2"]
+HOSTS = DECODERS | OTHER_WIDTHS | ENCODERS | {"bart": TRANSLATORS["bart"]} | REPLACED
+GENERATES = [*DECODERS, *OTHER_WIDTHS, "bart", "gpt2"]
 READS_IMAGES = ("vit", "deit")
 CAUSAL = [name for name in DEFAULTS if mixer_class(name).capabilities.causal]
 
@@ -70,15 +71,21 @@ def test_a_window_over_everything_is_the_attention_of_the_model(host: str) -> No
     assert not close(outputs(model, host), before)
 
 
-@pytest.mark.parametrize("name", [*(f"subquad_{name}" for name in CAUSAL), "subquad_local_4", "subquad_local_overlap"])
-def test_decoders_with_cache_and_padding(name: str) -> None:
-    model = tiny(*DECODERS["qwen3"])
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        *(("qwen3", f"subquad_{name}") for name in (*CAUSAL, "local_4", "local_overlap")),
+        *((host, "subquad_performer") for host in OTHER_WIDTHS),
+    ],
+)
+def test_decoders_with_cache_and_padding(host: str, name: str) -> None:
+    model = tiny(*HOSTS[host])
     model.set_attn_implementation(name)
     with torch.no_grad():
         for side in ("left", "right"):
             tokens, mask = tokens_and_mask(side)
             rows = [model(row[None, keep.bool()]).logits[0] for row, keep in zip(tokens, mask, strict=True)]
-            assert close(outputs(model, "qwen3", side), torch.cat(rows))
+            assert close(outputs(model, host, side), torch.cat(rows))
     without = generate(model, use_cache=False)
     if name == "subquad_eva":
         with pytest.raises(ValueError, match=r"queries of earlier tokens.*subquad\.swap"):
@@ -161,6 +168,10 @@ def test_what_a_mechanism_cannot_do_for_a_model_is_refused() -> None:
     gemma.set_attn_implementation("subquad_local")
     with pytest.raises(ValueError, match="caps its logits"):
         gemma(tokens)
+    doge = tiny("DogeForCausalLM", DECODER)
+    doge.set_attn_implementation("subquad_local")
+    with pytest.raises(ValueError, match="cannot be the attention of doge, which makes a mask of its own"):
+        doge(tokens)
     t5 = tiny(*TRANSLATORS["t5"])
     t5.set_attn_implementation("subquad_local")
     with pytest.raises(ValueError, match="biases of positions"):

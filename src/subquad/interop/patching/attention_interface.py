@@ -39,6 +39,11 @@ MORE_THAN_HEADS = {
     "position_bias": "adds biases of positions to its logits",
 }
 """Arguments of attention functions for what no mechanism here does, and what that is."""
+MORE_THAN_MASKS = {
+    "index_topk": "chooses the keys of each query by an index of its own",
+    "keep_window_size": "makes a mask of its own from the tokens",
+}
+"""Entries of configs of models that do more with a mask before they attend, and what that is."""
 SEED = 0
 """Of random features, so that a model computes the same in every process."""
 
@@ -85,7 +90,10 @@ class InterfaceAttention:
         sliding_window: int | None = None,
         **extra: Any,
     ) -> tuple[Tensor, None]:
-        """query (batch, heads, time, d), key and value (batch, heads or fewer, time', d) -> (batch, time, heads, d)."""
+        """query (batch, heads, time, d), key and value (batch, heads or fewer, time', d) -> (batch, time, heads, d).
+
+        Values may be of another width than queries and keys, which the result then has.
+        """
         for argument, what in MORE_THAN_HEADS.items():
             if extra.get(argument) is not None:
                 raise ValueError(f"{self.name} cannot be the attention of {type(module).__name__}, which {what}")
@@ -93,6 +101,10 @@ class InterfaceAttention:
         if sliding_window is not None or _reads_context(module, query, key, causal):
             return _attend_exactly(module, query, key, value, attention_mask, scaling, dropout, is_causal)
         batch, heads, time, width = query.shape
+        out_width, scaling = value.shape[3], width**-0.5 if scaling is None else scaling
+        if out_width != width:  # zeros change no logit and no mixture of values
+            width = max(width, out_width)
+            query, key, value = (F.pad(part, (0, width - part.shape[3])) for part in (query, key, value))
         mixer = self._mixer(heads, width, causal, dropout, query.device).train(module.training)
         keys = key.shape[2]
         padding = mask_to_padding(attention_mask, batch, keys, causal)
@@ -105,7 +117,7 @@ class InterfaceAttention:
             key, value, padding = _drop_unread(mixer, keys - time, key, value, padding)
             query = F.pad(query, (0, 0, key.shape[2] - time, 0))
         y = mixer.mix_heads(query, key, value, scale=scaling, padding=padding).y
-        return y[:, :, -time:].transpose(1, 2), None
+        return y[:, :, -time:, :out_width].transpose(1, 2), None
 
     def _mixer(self, heads: int, width: int, causal: bool, dropout: float, device: torch.device) -> AttentionMixer[Any]:
         own = {"attention_dropout": dropout} if "attention_dropout" in self.kind.Config.model_fields else {}
@@ -147,6 +159,7 @@ def hand_over_padding(
     kv_offset: int = 0,
     mask_function: Any = None,
     attention_mask: Tensor | None = None,
+    config: Any = None,
     **options: Any,
 ) -> Tensor | None:
     """The mask that transformers makes for a model: (batch, keys) bool, True at tokens, None when all are.
@@ -155,6 +168,9 @@ def hand_over_padding(
     """
     from transformers import masking_utils
 
+    for entry, what in MORE_THAN_MASKS.items():
+        if getattr(config, entry, None) is not None:
+            raise ValueError(f"subquad's mechanisms cannot be the attention of {config.model_type}, which {what}")
     plain = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
     if mask_function not in plain:
         sizes = {"q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function}
