@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from subquad.testing.precision import TOLERANCE
 from tests.kernels.gpu.compiling import TARGETS, Launch, compile_launches
-from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton
+from tests.kernels.gpu.interpreter import LOW_PRECISIONS, assert_near, needs_triton, tolerance_of
 from tests.kernels.test_feature_attention import EPS, by_definition
 
 pytestmark = needs_triton
@@ -60,7 +59,7 @@ def assert_attends(
     for one, other in zip(found, expected(qkv, matrix, mask, causal), strict=True):
         if other.abs().max() < 1e-9:  # the gradient of W vanishes where there is one key
             continue
-        assert_near(one, other, TOLERANCE.get(qkv.dtype, tolerance))
+        assert_near(one, other, tolerance if qkv.dtype == torch.float32 else tolerance_of(qkv.dtype))
 
 
 SIZES = [(2, 1, 2, 4, 5), (2, 67, 1, 20, 33)]
